@@ -1,0 +1,79 @@
+"""Attention: rotary positions, masks, and the masked softmax average of values."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxpt.ops.dots import dot
+from jaxpt.types import Array
+
+FILL = jnp.finfo(jnp.float32).min  # a masked score; finite, so that FILL - FILL is 0 and not NaN
+
+
+def rope(x: Array, positions: Array, theta: float) -> Array:
+    """Rotary embedding of x [B,T,H,K] (K even) at integer positions [B,T] (or [1,T]).
+
+    Pair i, made of the entries i and i + K/2, turns by the angle position * theta^(-2i/K), so
+    that scores of rotated queries and keys depend on differences of positions only
+    (Su et al. 2021, arXiv:2104.09864; the pairing of halves is GPT-NeoX's).
+    """
+    half = x.shape[-1] // 2
+    frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angle = positions[:, :, None, None].astype(jnp.float32) * frequency[None, None, None]
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    a, b = x[..., :half], x[..., half:]
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+
+def causal_mask(T: int, *, segments: Array | None = None, prefix: Array | None = None) -> Array:
+    """[B,T,T] bool ([1,T,T] without arguments): True where the token at index t sees the one at s.
+
+    A token sees itself and what stands before it in the row.
+    segments [B,T] int: it sees only its own segment; negative segments are padding, which sees
+    nothing and is seen by nothing.
+    prefix [B] int: the first prefix[b] tokens of the row also see each other forwards.
+    """
+    t, s = jnp.arange(T)[None, :, None], jnp.arange(T)[None, None, :]
+    mask = s <= t
+    if prefix is not None:
+        mask |= (t < prefix[:, None, None]) & (s < prefix[:, None, None])
+    if segments is not None:
+        mask &= (segments[:, :, None] == segments[:, None, :]) & (segments[:, :, None] >= 0)
+    return mask
+
+
+def cache_mask(positions: Array, size: int) -> Array:
+    """[B,k,size] bool: a query at positions [B,k] sees the cache slots up to its own position."""
+    return jnp.arange(size)[None, None, :] <= positions[:, :, None]
+
+
+def attention(q: Array, k: Array, v: Array, mask: Array, dots: str = "float32") -> Array:
+    """softmax(q k' / sqrt(K)) v over the slots that the mask allows, [B,T,H,K].
+
+    q [B,T,H,K]; k, v [B,S,G,K] with G dividing H: H/G neighbouring query heads share a key head
+    (Ainslie et al. 2023, arXiv:2305.13245). mask [B,T,S] bool, or [1,T,S] for all rows alike.
+    The softmax is float32; `dots` is the input type of the two products.
+
+    A query that sees nothing gives exactly 0 and passes no gradient. A slot that no query sees and
+    a query that sees nothing may hold NaN or inf: neither reaches a value or a gradient, because
+    they are replaced before any arithmetic (a weight of 0 would still make 0 * NaN).
+    """
+    q = jnp.where(mask.any(axis=2)[:, :, None, None], q, 0)
+    k = jnp.where(mask.any(axis=1)[:, :, None, None], k, 0)
+    return attention_value(q, k, v, mask, dots)
+
+
+def attention_value(q: Array, k: Array, v: Array, mask: Array, dots: str = "float32") -> Array:
+    """`attention` where no gradient is taken, as in decoding: the same value with one pass over k less.
+
+    NaN in an unseen key or a blind query cannot reach the value, but would reach the gradient.
+    """
+    B, T, H, K = q.shape
+    G = k.shape[2]
+    v = jnp.where(mask.any(axis=1)[:, :, None, None], v, 0)
+    scores = dot("btgrk,bsgk->bgrts", q.reshape(B, T, G, H // G, K) * K**-0.5, k, dots)
+    scores = jnp.where(mask[:, None, None], scores, FILL)
+    weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True)))
+    # Dividing the average and not the weights saves a pass over [T,S].
+    out = dot("bgrts,bsgk->bgrtk", weights, v, dots) / weights.sum(axis=-1)[..., None]
+    out = jnp.transpose(out, (0, 3, 1, 2, 4)).reshape(B, T, H, K)
+    return jnp.where(mask.any(axis=2)[:, :, None, None], out, 0)

@@ -1,0 +1,70 @@
+"""The only masking arithmetic. Rule: `where` before arithmetic, so that whatever stands at a masked slot
+(NaN, infinity, garbage) reaches neither a value nor a gradient.
+
+A mask is bool or a float/int array whose entries are > 0 where the slot counts. Every function broadcasts
+the mask against nothing: shapes are equal.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from jaxpt.types import Array
+
+
+def keep(x: Array, mask: Array, fill: float = 0.0) -> Array:
+    """x where the mask counts, `fill` elsewhere; the gradient into masked slots is exactly 0.
+
+    This is what must happen to an input before the first operation on it. (0 * NaN is NaN, and the
+    backward pass multiplies a zero cotangent with whatever the forward pass stored.)
+    """
+    return jnp.where(mask > 0, x, jnp.asarray(fill, x.dtype))
+
+
+def masked_sum(x: Array, mask: Array, axis: int | None = None) -> Array:
+    """Sum over the slots that count; 0 where there are none."""
+    return jnp.sum(keep(x, mask), axis=axis)
+
+
+def count(mask: Array, axis: int | None = None) -> Array:
+    """How many slots count, as float32."""
+    return jnp.sum(mask > 0, axis=axis, dtype=jnp.float32)
+
+
+def safe_div(num: Array, den: Array) -> Array:
+    """num / den, and 0 (value and gradient) where den is 0."""
+    den, empty = jnp.broadcast_arrays(den, den == 0)
+    return jnp.where(empty, 0.0, num / jnp.where(empty, 1.0, den))
+
+
+def masked_mean(x: Array, mask: Array, axis: int | None = None) -> Array:
+    """Mean over the slots that count; 0 where there are none."""
+    return safe_div(masked_sum(x, mask, axis), count(mask, axis))
+
+
+def bounded_exp(x: Array, bound: float = 20.0) -> Array:
+    """exp(x) for x <= bound, continued by its tangent beyond: finite in value and gradient for every finite
+    x, monotone, and without the dead zone that clipping leaves (log-ratios of +-1e3 stay usable)."""
+    return jnp.exp(jnp.minimum(x, bound)) * (1.0 + jnp.maximum(x - bound, 0.0))
+
+
+def group_sum(x: Array, group: Array, weight: Array) -> Array:
+    """Sum of weight * x over the rows of the same group, given back to each row. x, group, weight [B].
+
+    Any int labels, in any order. Quadratic in B and exact under permutation of rows up to rounding: batches
+    of a few thousand rows are what it is for.
+    """
+    same = group[:, None] == group[None, :]
+    return jnp.sum(jnp.where(same & (weight > 0)[None, :], x[None, :], 0.0), axis=1)
+
+
+def group_extreme(x: Array, group: Array, weight: Array) -> tuple[Array, Array]:
+    """Smallest and largest x of each row's group, given back to each row; (inf, -inf) for an empty group."""
+    same = (group[:, None] == group[None, :]) & (weight > 0)[None, :]
+    low = jnp.min(jnp.where(same, x[None, :], jnp.inf), axis=1)
+    high = jnp.max(jnp.where(same, x[None, :], -jnp.inf), axis=1)
+    return low, high
+
+
+def stop(x):
+    """Declared constants of a loss: the gradient ends here."""
+    return jax.tree.map(jax.lax.stop_gradient, x)

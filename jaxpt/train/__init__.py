@@ -1,0 +1,1 @@
+"""Programs: a run is the scan of a pure step."""

@@ -1,0 +1,71 @@
+"""How the rows of a batch lie on devices. A program is written once, for a Layout.
+
+ONE         everything on one device
+named(...)  the step runs on every shard of a named axis (shard_map, pmap), sees its own rows, and sums
+sharded(..) one global program; the compiler is told that rows are spread over the mesh
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxpt.types import Array
+
+AXIS = "data"
+
+
+class Layout(NamedTuple):
+    """shards: how many copies of the step run, each with 1/shards of the rows."""
+
+    shards: int
+    index: Callable[[], Array]  # number of this shard
+    total: Callable[[Any], Any]  # sum of a tree over shards
+    spread: Callable[[Any], Any]  # tells the compiler that leading axes are rows
+
+    def rows(self, count: int) -> Array:
+        """Global numbers of this shard's rows, of `count` in all."""
+        if count % self.shards:
+            raise ValueError(f"{count} rows do not divide over {self.shards} shards")
+        local = count // self.shards
+        return self.index() * local + jnp.arange(local)
+
+
+ONE = Layout(1, lambda: jnp.int32(0), lambda tree: tree, lambda tree: tree)
+
+
+def named(shards: int, axis: str = AXIS) -> Layout:
+    return Layout(shards, lambda: jax.lax.axis_index(axis), lambda tree: jax.lax.psum(tree, axis), lambda tree: tree)
+
+
+def sharded(mesh: jax.sharding.Mesh) -> Layout:
+    rows = NamedSharding(mesh, P(AXIS))
+    spread = lambda tree: jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, rows), tree)  # noqa: E731
+    return ONE._replace(spread=spread)
+
+
+def make_mesh(devices: int) -> jax.sharding.Mesh:
+    """A mesh of that many devices over the rows. (jax.make_mesh defaults to explicit axes.)"""
+    return jax.make_mesh((devices,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices])
+
+
+def step_by_jit(make: Callable, cfg: Any, mesh: jax.sharding.Mesh) -> Callable:
+    """step(state) of make(cfg, layout) as one sharded program; the state is replicated."""
+    everywhere = NamedSharding(mesh, P())
+    return jax.jit(make(cfg, sharded(mesh)).step, in_shardings=everywhere, out_shardings=everywhere)
+
+
+def step_by_shard_map(make: Callable, cfg: Any, mesh: jax.sharding.Mesh) -> Callable:
+    """step(state) run on every shard with explicit sums."""
+    step = make(cfg, named(mesh.size)).step
+    # check_vma off: a scan whose carry starts from constants is not "varying" and would be rejected.
+    return jax.jit(jax.shard_map(step, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False))
+
+
+def step_by_pmap(make: Callable, cfg: Any, devices: int) -> Callable:
+    """The same by jax.pmap, which is in maintenance mode: a compatibility path. State in, state out unreplicated."""
+    run = jax.pmap(make(cfg, named(devices)).step, axis_name=AXIS, in_axes=None, devices=jax.devices()[:devices])
+    return lambda state: jax.tree.map(lambda x: x[0], run(state))

@@ -1,0 +1,100 @@
+"""Policy optimization: sample groups, score them, update; everything in one compiled step."""
+
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+
+from jaxpt.models import ModelConfig, make_model
+from jaxpt.objectives.describe import get
+from jaxpt.ops.masked import count
+from jaxpt.ops.sampling import row_keys, sampler
+from jaxpt.rollout import generate
+from jaxpt.train import common
+from jaxpt.train.optim import OptimConfig, apply_update, make_optimizer
+from jaxpt.train.parallel import ONE, Layout
+from jaxpt.train.program import Program
+
+REWARDS = ("proxy", "coin")  # coin: a fair coin per episode instead of the reward, a control
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyConfig:
+    env: common.EnvConfig = field(default_factory=common.EnvConfig)
+    model: ModelConfig
+    optim: OptimConfig = field(default_factory=lambda: OptimConfig(learning_rate=3e-4))
+    objective: str = "grpo"  # a row of jaxpt.objectives
+    prompts: int = 32  # P: tasks per update
+    group: int = 8  # G: episodes per task
+    temperature: float = 1.0
+    reward: str = "proxy"
+    eval: common.EvalConfig = field(default_factory=common.EvalConfig)
+
+    def __post_init__(self):
+        if self.reward not in REWARDS:
+            raise ValueError(f"reward: got {self.reward!r}, expected one of {', '.join(REWARDS)}")
+
+
+def make_policy(cfg: PolicyConfig, layout: Layout = ONE) -> Program:
+    """Each step: P new tasks, G episodes each, one update. The reference is the policy at the start."""
+    env, model, row = cfg.env.make(), make_model(cfg.model), get(cfg.objective)
+    needs_reference = "ref_logp" in row.needs
+
+    def init(key, hyper, start=None):
+        params = model.init(key) if start is None else start
+        state = {
+            "params": params, "opt": make_optimizer(cfg.optim).init(params), "key": key, "step": jnp.int32(0),
+            "hyper": hyper, "generated": jnp.uint32(0),
+        }
+        # A copy: the state is donated, and one buffer must not be given away twice.
+        return {**state, "reference": jax.tree.map(jnp.copy, params)} if needs_reference else state
+
+    def rollout(state, step_key):
+        prompts = layout.rows(cfg.prompts)
+        tasks = common.draw_tasks(env, cfg.env.levels, row_keys(jax.random.fold_in(step_key, common.TASK), prompts))
+        keys = row_keys(jax.random.fold_in(step_key, common.ROW), layout.rows(cfg.prompts * cfg.group))
+        traj = generate(
+            model, state["params"], env, layout.spread(tasks), keys, sampler(cfg.temperature), cfg.group
+        )
+        if cfg.reward == "coin":
+            coins = jax.vmap(lambda key: jax.random.bernoulli(jax.random.fold_in(key, 1)))(keys)
+            traj = traj._replace(reward=coins.astype(jnp.float32))
+        return traj
+
+    def step(state):
+        traj = rollout(state, jax.random.fold_in(state["key"], state["step"]))
+        hyper = {k: v for k, v in state["hyper"].items() if k in row.hyper}
+        ready = row.prepare(traj, **hyper)
+        ready["totals"] = layout.total(ready["totals"])
+        extra = {}
+        if needs_reference:
+            reference = common.batch_stats(model, state["reference"], traj, ("logp",), cfg.temperature)
+            extra["ref_logp"] = reference["logp"]
+        loss, metrics, grads = common.loss_and_grad(
+            model, row, state["params"], traj, ready, extra, hyper, cfg.temperature
+        )
+        metrics |= _episode_metrics(traj, ready["advantages"])
+        loss, metrics, grads, generated = layout.total((loss, metrics, grads, count(traj.mask)))
+        params, opt_state, norm = apply_update(
+            cfg.optim, state["hyper"]["learning_rate"], grads, state["opt"], state["params"]
+        )
+        scores = common.evaluate_when_due(
+            state["step"], cfg.eval, lambda: common.evaluate(model, params, env, cfg.env.levels, cfg.eval, layout)
+        )
+        generated = state["generated"] + generated.astype(jnp.uint32)
+        state = {**state, "params": params, "opt": opt_state, "step": state["step"] + 1, "generated": generated}
+        out = {"loss": loss, "grad_norm": norm, "generated": generated, **common.means(metrics), **scores}
+        return state, out
+
+    return Program(init, step, {"learning_rate": cfg.optim.learning_rate, **row.hyper}, lambda state: state["params"])
+
+
+def _episode_metrics(traj, advantages):
+    """Means over episodes: reward, gold, response length, truncation, rows whose advantage is 0."""
+    rows = jnp.float32(traj.reward.shape[0])
+    per_row = {
+        "reward": traj.reward, "gold": traj.gold, "length": count(traj.mask, axis=1),
+        "truncated": traj.truncated.astype(jnp.float32),
+        "no_signal": 1.0 - jnp.any(advantages != 0, axis=1).astype(jnp.float32),
+    }
+    return {name: (jnp.sum(x), rows) for name, x in per_row.items()}

@@ -1,0 +1,60 @@
+"""Supervised training on the oracle's demonstrations."""
+
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+
+from jaxpt.models import ModelConfig, make_model
+from jaxpt.objectives.describe import get
+from jaxpt.ops.masked import count
+from jaxpt.ops.sampling import row_keys
+from jaxpt.rollout import demonstrate
+from jaxpt.train import common
+from jaxpt.train.optim import OptimConfig, apply_update, make_optimizer
+from jaxpt.train.parallel import ONE, Layout
+from jaxpt.train.program import Program
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftConfig:
+    env: common.EnvConfig = field(default_factory=common.EnvConfig)
+    model: ModelConfig
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    objective: str = "sft"
+    batch: int = 128  # demonstrations per update
+    style: str = "think"  # one of the environment's styles
+    eval: common.EvalConfig = field(default_factory=common.EvalConfig)
+
+
+def make_sft(cfg: SftConfig, layout: Layout = ONE) -> Program:
+    """Each step: new tasks, one demonstration each, one update."""
+    env, model, row = cfg.env.make(), make_model(cfg.model), get(cfg.objective)
+    style = env.spec.styles.index(cfg.style)
+
+    def init(key, hyper, start=None):
+        params = model.init(key) if start is None else start
+        opt_state = make_optimizer(cfg.optim).init(params)
+        return {"params": params, "opt": opt_state, "key": key, "step": jnp.int32(0), "hyper": hyper}
+
+    def step(state):
+        step_key = jax.random.fold_in(state["key"], state["step"])
+        rows = layout.rows(cfg.batch)
+        tasks = common.draw_tasks(env, cfg.env.levels, row_keys(jax.random.fold_in(step_key, common.TASK), rows))
+        keys = row_keys(jax.random.fold_in(step_key, common.ROW), rows)
+        traj = demonstrate(env, layout.spread(tasks), keys, style)
+        hyper = {k: v for k, v in state["hyper"].items() if k in row.hyper}
+        ready = row.prepare(traj, **hyper)
+        ready["totals"] = layout.total(ready["totals"])
+        loss, metrics, grads = common.loss_and_grad(model, row, state["params"], traj, ready, {}, hyper)
+        loss, metrics, grads, trained = layout.total((loss, metrics, grads, count(traj.mask)))
+        params, opt_state, norm = apply_update(
+            cfg.optim, state["hyper"]["learning_rate"], grads, state["opt"], state["params"]
+        )
+        scores = common.evaluate_when_due(
+            state["step"], cfg.eval, lambda: common.evaluate(model, params, env, cfg.env.levels, cfg.eval, layout)
+        )
+        state = {**state, "params": params, "opt": opt_state, "step": state["step"] + 1}
+        return state, {"loss": loss, "grad_norm": norm, "tokens": trained, **common.means(metrics), **scores}
+
+    return Program(init, step, {"learning_rate": cfg.optim.learning_rate, **row.hyper}, lambda state: state["params"])

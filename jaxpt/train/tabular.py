@@ -1,0 +1,107 @@
+"""The exact twin of a policy program: a table of logits on an environment whose responses can be listed.
+
+Samples are drawn as in a real run and go through the same rows, but J is a sum over all leaves, without
+sampling error. Every seed runs `replicas` independent tables at once.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from jaxpt import envs
+from jaxpt.envs import exact
+from jaxpt.objectives.describe import get
+from jaxpt.train.program import Program
+from jaxpt.types import Array, Trajectory
+
+SOURCES = ("policy", "demonstrator")
+REWARDS = ("proxy", "coin")  # coin: a fair coin per episode instead of the reward, a control
+
+
+@dataclass(frozen=True, kw_only=True)
+class TabularConfig:
+    vocab: int = 4  # of the tree: decisions at each place, the stop among them
+    depth: int = 3
+    world: int = 0  # seed of the leaf rewards; the same for every run, so that only sampling varies
+    objective: str = "grpo_no_kl"
+    source: str = "policy"  # who draws the episodes: the policy itself, or the demonstrator
+    corruption: float = 0.3  # the demonstrator takes another decision than the best with this probability
+    reward: str = "proxy"
+    prompts: int = 4  # groups per update
+    group: int = 8
+    learning_rate: float = 1.0  # plain gradient descent on the logits
+    replicas: int = 8
+
+    def __post_init__(self):
+        for name, allowed in (("source", SOURCES), ("reward", REWARDS)):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name}: got {getattr(self, name)!r}, expected one of {', '.join(allowed)}")
+
+
+def demonstrator(leaves: exact.Leaves, corruption: float) -> Array:
+    """Logits [nodes, V] of one who takes the best decision with probability 1 - corruption, else any other.
+
+    The best decision at a node leads to the best leaf below it.
+    """
+    nodes, width = int(leaves.node.max()) + 1, int(leaves.tokens.max()) + 1
+    below = jnp.full((nodes, width), -jnp.inf).at[leaves.node, leaves.tokens].max(
+        jnp.where(leaves.mask, leaves.reward[:, None], -jnp.inf)
+    )
+    legal = below > -jnp.inf
+    others = jnp.maximum(jnp.sum(legal, axis=1, keepdims=True) - 1, 1)
+    best = below == jnp.max(below, axis=1, keepdims=True)
+    return jnp.log(jnp.where(best, 1 - corruption, corruption / others))
+
+
+def make_tabular(cfg: TabularConfig) -> Program:
+    """Each step: prompts x group leaves, one gradient step on the table; metric J is exact."""
+    env, row = envs.make("tree", vocab=cfg.vocab, depth=cfg.depth), get(cfg.objective)
+    leaves = exact.leaves(env, env.sample(jax.random.key(cfg.world), jnp.int32(1)), jax.random.key(0))
+    expert = demonstrator(leaves, cfg.corruption)
+    rows = cfg.prompts * cfg.group
+
+    def init(key, hyper, start=None):
+        params = {"logits": jnp.zeros((cfg.replicas, *expert.shape))} if start is None else start
+        return {"params": params, "key": key, "step": jnp.int32(0), "hyper": hyper}
+
+    def draw(key, logits):
+        source = expert if cfg.source == "demonstrator" else logits
+        key_leaf, key_coin = jax.random.split(key)
+        members = jax.random.categorical(key_leaf, jnp.log(exact.leaf_prob(source, leaves)), shape=(rows,))
+        coins = jax.random.bernoulli(key_coin, shape=(rows,)).astype(jnp.float32)
+        return members, leaves.reward[members] if cfg.reward == "proxy" else coins
+
+    def one(logits, key, hyper):
+        members, reward = draw(key, logits)
+        constants = {k: v for k, v in hyper.items() if k in row.hyper}
+
+        def loss(logits):
+            logp = exact.leaf_logp(logits, leaves)[members]
+            traj = as_trajectory(leaves, members, reward, jax.lax.stop_gradient(logp), cfg.group)
+            ready = row.prepare(traj, **constants)
+            return row.loss(
+                logp, traj.old_logp, ready["advantages"], traj.mask, totals=ready["totals"], **constants
+            )[0]
+
+        logits = logits - hyper["learning_rate"] * jax.grad(loss)(logits)
+        return logits, exact.value(logits, leaves)
+
+    def step(state):
+        keys = jax.random.split(jax.random.fold_in(state["key"], state["step"]), cfg.replicas)
+        logits, value = jax.vmap(one, (0, 0, None))(state["params"]["logits"], keys, state["hyper"])
+        state = {**state, "params": {"logits": logits}, "step": state["step"] + 1}
+        return state, {"J": jnp.mean(value), "J_replica": value}
+
+    return Program(init, step, {"learning_rate": cfg.learning_rate, **row.hyper}, lambda state: state["params"])
+
+
+def as_trajectory(leaves: exact.Leaves, members: Array, reward: Array, old_logp: Array, group: int) -> Trajectory:
+    """The chosen leaves as a batch; rows k * group ... (k + 1) * group - 1 are a group."""
+    B = members.shape[0]
+    mask, zeros = leaves.mask[members], jnp.zeros(B)
+    return Trajectory(
+        tokens=leaves.tokens[members], mask=mask, old_logp=old_logp, turn=jnp.zeros(mask.shape, jnp.int32),
+        signals=jnp.zeros((*mask.shape, 0)), reward=reward, gold=leaves.reward[members], parts=jnp.zeros((B, 0)),
+        truncated=zeros > 0, group=jnp.arange(B) // group, length=leaves.length[members],
+    )

@@ -1,0 +1,27 @@
+"""Strict modes for every test: rank promotion raises, warnings are errors (pyproject), 8 CPU devices,
+and a persistent compilation cache so that a second run compiles nothing."""
+
+import os
+import tempfile
+from pathlib import Path
+
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
+os.environ.setdefault("MPLBACKEND", "agg")
+# Most of the suite's time is compilation; the lowest level halves it. Programs run at the default elsewhere.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+CACHE = Path(os.environ.get("JAXPT_CACHE", Path(tempfile.gettempdir()) / f"jaxpt-test-cache-{os.getuid()}"))
+
+import jax  # noqa: E402  (the flags above are read at import)
+from hypothesis import HealthCheck, settings  # noqa: E402
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_compilation_cache_dir", str(CACHE))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+settings.register_profile(
+    "core", max_examples=25, deadline=None, derandomize=True, database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.register_profile("nightly", parent=settings.get_profile("core"), max_examples=500, derandomize=False)
+settings.load_profile(os.environ.get("JAXPT_HYPOTHESIS", "core"))
