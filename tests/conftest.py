@@ -9,7 +9,7 @@ os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 os.environ.setdefault("MPLBACKEND", "agg")
 # Most of the suite's time is compilation; the lowest level halves it. Programs run at the default elsewhere.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
-CACHE = Path(os.environ.get("JAXPT_CACHE", Path(tempfile.gettempdir()) / f"jaxpt-test-cache-{os.getuid()}"))
+CACHE = Path(os.environ.get("JAXPT_TEST_CACHE", Path(tempfile.gettempdir()) / f"jaxpt-test-cache-{os.getuid()}"))
 
 import jax  # noqa: E402  (the flags above are read at import)
 from hypothesis import HealthCheck, settings  # noqa: E402

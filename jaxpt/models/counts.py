@@ -28,10 +28,15 @@ def forward_flops(cfg: ModelConfig, batch: int, seq: int) -> int:
 
     Masked scores are counted, because they are computed.
     """
+    return extend_flops(cfg, batch, seq, seq)
+
+
+def extend_flops(cfg: ModelConfig, batch: int, new: int, size: int) -> int:
+    """The same for `extend` by `new` tokens per row with a cache of `size` slots."""
     D, H, G, K, F = cfg.d_model, cfg.n_heads, cfg.kv_heads, cfg.head_dim, cfg.ff
     weights = D * (H + 2 * G) * K + H * K * D + 3 * D * F
-    attention = 2 * seq * H * K
-    return 2 * batch * seq * cfg.n_layers * (weights + attention)
+    attention = 2 * size * H * K
+    return 2 * batch * new * cfg.n_layers * (weights + attention)
 
 
 def dot_flops(fn: Callable[..., Any], *args: Any, trips: int | None = None) -> int:

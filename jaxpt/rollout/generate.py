@@ -28,7 +28,7 @@ def generate(
     """
     prompts, n = jax.vmap(env.prompt)(tasks)
     P, Tp = prompts.shape
-    size = Tp + _whole_strides(env.spec.response_len)
+    size = Tp + whole_strides(env.spec.response_len)
     hidden, cache = model.extend(params, prompts, model.cache(P, size), jnp.zeros(P, jnp.int32))
     last = jnp.take_along_axis(hidden, (n - 1)[:, None, None], axis=1)[:, 0]
     repeat = lambda tree: jax.tree.map(lambda x: jnp.repeat(x, group, axis=0), tree)  # noqa: E731
@@ -106,7 +106,7 @@ def _episodes(
 
     loop = (carry, states, n.astype(jnp.int32))
     shapes = jax.eval_shape(lambda loop: jax.lax.scan(one, loop, ahead(0), length=STRIDE)[1], loop)
-    steps = _whole_strides(env.spec.response_len)
+    steps = whole_strides(env.spec.response_len)
     buffer = jax.tree.map(lambda x: jnp.zeros((steps, *x.shape[1:]), x.dtype), shapes)
     _, (_, states, length), buffer = jax.lax.while_loop(unfinished, stride, (jnp.int32(0), loop, buffer))
 
@@ -126,7 +126,8 @@ def _episodes(
     )
 
 
-def _whole_strides(steps: int) -> int:
+def whole_strides(steps: int) -> int:
+    """Steps rounded up to whole strides: what the loop runs at most, and the room it needs."""
     return -(-steps // STRIDE) * STRIDE
 
 

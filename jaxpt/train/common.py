@@ -18,7 +18,7 @@ from jaxpt.rollout import generate
 from jaxpt.train.parallel import Layout
 from jaxpt.types import Array, Metrics, Params, Trajectory
 
-TASK, ROW = 0, 1  # what a step key is folded with: new tasks, the rows' own draws
+TASK, ROW, NOISE = 0, 1, 2  # what a step key is folded with: new tasks, the rows' own draws, reward noise
 EVALUATION = 0x5EED  # key of the evaluation tasks: the same in every run, arm and seed
 
 
@@ -52,6 +52,12 @@ def draw_tasks(env: Environment, levels: tuple[int, int], keys: Array) -> Any:
         return env.sample(task_key, jax.random.randint(level_key, (), levels[0], levels[1] + 1))
 
     return jax.vmap(one)(keys)
+
+
+def with_coins(reward: Array, keys: Array, share: Array) -> Array:
+    """Each row's reward, or with probability `share` a fair coin in its place. reward [B], keys [B]."""
+    u = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys)
+    return jnp.where(u[:, 0] < share, (u[:, 1] < 0.5).astype(reward.dtype), reward)
 
 
 def batch_stats(

@@ -66,6 +66,8 @@ def step_by_shard_map(make: Callable, cfg: Any, mesh: jax.sharding.Mesh) -> Call
 
 
 def step_by_pmap(make: Callable, cfg: Any, devices: int) -> Callable:
-    """The same by jax.pmap, which is in maintenance mode: a compatibility path. State in, state out unreplicated."""
-    run = jax.pmap(make(cfg, named(devices)).step, axis_name=AXIS, in_axes=None, devices=jax.devices()[:devices])
-    return lambda state: jax.tree.map(lambda x: x[0], run(state))
+    """The same by jax.pmap, which is in maintenance mode: a compatibility path. The state goes in and comes out
+    as one copy."""
+    run = jax.pmap(make(cfg, named(devices)).step, axis_name=AXIS, devices=jax.devices()[:devices])
+    copies = lambda tree: jax.tree.map(lambda x: jnp.broadcast_to(x, (devices, *x.shape)), tree)  # noqa: E731
+    return lambda state: jax.tree.map(lambda x: x[0], run(copies(state)))

@@ -11,12 +11,10 @@ from jaxpt.ops.masked import count
 from jaxpt.ops.sampling import row_keys, sampler
 from jaxpt.rollout import generate
 from jaxpt.train import common
+from jaxpt.train.budget import rollout_flops, scoring_flops, update_flops
 from jaxpt.train.optim import OptimConfig, apply_update, make_optimizer
 from jaxpt.train.parallel import ONE, Layout
 from jaxpt.train.program import Program
-
-REWARDS = ("proxy", "coin")  # coin: a fair coin per episode instead of the reward, a control
-
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyConfig:
@@ -27,18 +25,15 @@ class PolicyConfig:
     prompts: int = 32  # P: tasks per update
     group: int = 8  # G: episodes per task
     temperature: float = 1.0
-    reward: str = "proxy"
+    reward_noise: float = 0.0  # share of episodes whose reward is replaced by a fair coin; 1 is a control
     eval: common.EvalConfig = field(default_factory=common.EvalConfig)
-
-    def __post_init__(self):
-        if self.reward not in REWARDS:
-            raise ValueError(f"reward: got {self.reward!r}, expected one of {', '.join(REWARDS)}")
 
 
 def make_policy(cfg: PolicyConfig, layout: Layout = ONE) -> Program:
     """Each step: P new tasks, G episodes each, one update. The reference is the policy at the start."""
     env, model, row = cfg.env.make(), make_model(cfg.model), get(cfg.objective)
     needs_reference = "ref_logp" in row.needs
+    cost = policy_flops(cfg)
 
     def init(key, hyper, start=None):
         params = model.init(key) if start is None else start
@@ -52,14 +47,13 @@ def make_policy(cfg: PolicyConfig, layout: Layout = ONE) -> Program:
     def rollout(state, step_key):
         prompts = layout.rows(cfg.prompts)
         tasks = common.draw_tasks(env, cfg.env.levels, row_keys(jax.random.fold_in(step_key, common.TASK), prompts))
-        keys = row_keys(jax.random.fold_in(step_key, common.ROW), layout.rows(cfg.prompts * cfg.group))
+        rows = layout.rows(cfg.prompts * cfg.group)
+        keys = row_keys(jax.random.fold_in(step_key, common.ROW), rows)
         traj = generate(
             model, state["params"], env, layout.spread(tasks), keys, sampler(cfg.temperature), cfg.group
         )
-        if cfg.reward == "coin":
-            coins = jax.vmap(lambda key: jax.random.bernoulli(jax.random.fold_in(key, 1)))(keys)
-            traj = traj._replace(reward=coins.astype(jnp.float32))
-        return traj
+        noise = row_keys(jax.random.fold_in(step_key, common.NOISE), rows)
+        return traj._replace(reward=common.with_coins(traj.reward, noise, state["hyper"]["reward_noise"]))
 
     def step(state):
         traj = rollout(state, jax.random.fold_in(state["key"], state["step"]))
@@ -83,10 +77,18 @@ def make_policy(cfg: PolicyConfig, layout: Layout = ONE) -> Program:
         )
         generated = state["generated"] + generated.astype(jnp.uint32)
         state = {**state, "params": params, "opt": opt_state, "step": state["step"] + 1, "generated": generated}
-        out = {"loss": loss, "grad_norm": norm, "generated": generated, **common.means(metrics), **scores}
-        return state, out
+        out = {"loss": loss, "grad_norm": norm, "generated": generated, "flops": cost * state["step"].astype(jnp.float32)}
+        return state, {**out, **common.means(metrics), **scores}
 
-    return Program(init, step, {"learning_rate": cfg.optim.learning_rate, **row.hyper}, lambda state: state["params"])
+    hyper = {"learning_rate": cfg.optim.learning_rate, "reward_noise": cfg.reward_noise, **row.hyper}
+    return Program(init, step, hyper, lambda state: state["params"])
+
+
+def policy_flops(cfg: PolicyConfig) -> int:
+    """Product FLOPs of one update, evaluation left out."""
+    spec, rows = cfg.env.make().spec, cfg.prompts * cfg.group
+    reference = scoring_flops(cfg.model, spec, rows) if "ref_logp" in get(cfg.objective).needs else 0
+    return rollout_flops(cfg.model, spec, cfg.prompts, cfg.group) + update_flops(cfg.model, spec, rows) + reference
 
 
 def _episode_metrics(traj, advantages):

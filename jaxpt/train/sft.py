@@ -11,6 +11,7 @@ from jaxpt.ops.masked import count
 from jaxpt.ops.sampling import row_keys
 from jaxpt.rollout import demonstrate
 from jaxpt.train import common
+from jaxpt.train.budget import update_flops
 from jaxpt.train.optim import OptimConfig, apply_update, make_optimizer
 from jaxpt.train.parallel import ONE, Layout
 from jaxpt.train.program import Program
@@ -31,6 +32,7 @@ def make_sft(cfg: SftConfig, layout: Layout = ONE) -> Program:
     """Each step: new tasks, one demonstration each, one update."""
     env, model, row = cfg.env.make(), make_model(cfg.model), get(cfg.objective)
     style = env.spec.styles.index(cfg.style)
+    cost = update_flops(cfg.model, env.spec, cfg.batch)
 
     def init(key, hyper, start=None):
         params = model.init(key) if start is None else start
@@ -55,6 +57,7 @@ def make_sft(cfg: SftConfig, layout: Layout = ONE) -> Program:
             state["step"], cfg.eval, lambda: common.evaluate(model, params, env, cfg.env.levels, cfg.eval, layout)
         )
         state = {**state, "params": params, "opt": opt_state, "step": state["step"] + 1}
-        return state, {"loss": loss, "grad_norm": norm, "tokens": trained, **common.means(metrics), **scores}
+        out = {"loss": loss, "grad_norm": norm, "tokens": trained, "flops": cost * state["step"].astype(jnp.float32)}
+        return state, {**out, **common.means(metrics), **scores}
 
     return Program(init, step, {"learning_rate": cfg.optim.learning_rate, **row.hyper}, lambda state: state["params"])

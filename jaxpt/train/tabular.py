@@ -12,11 +12,11 @@ import jax.numpy as jnp
 from jaxpt import envs
 from jaxpt.envs import exact
 from jaxpt.objectives.describe import get
+from jaxpt.train.common import with_coins
 from jaxpt.train.program import Program
 from jaxpt.types import Array, Trajectory
 
 SOURCES = ("policy", "demonstrator")
-REWARDS = ("proxy", "coin")  # coin: a fair coin per episode instead of the reward, a control
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,16 +27,15 @@ class TabularConfig:
     objective: str = "grpo_no_kl"
     source: str = "policy"  # who draws the episodes: the policy itself, or the demonstrator
     corruption: float = 0.3  # the demonstrator takes another decision than the best with this probability
-    reward: str = "proxy"
+    reward_noise: float = 0.0  # share of episodes whose reward is replaced by a fair coin; 1 is a control
     prompts: int = 4  # groups per update
     group: int = 8
     learning_rate: float = 1.0  # plain gradient descent on the logits
     replicas: int = 8
 
     def __post_init__(self):
-        for name, allowed in (("source", SOURCES), ("reward", REWARDS)):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name}: got {getattr(self, name)!r}, expected one of {', '.join(allowed)}")
+        if self.source not in SOURCES:
+            raise ValueError(f"source: got {self.source!r}, expected one of {', '.join(SOURCES)}")
 
 
 def demonstrator(leaves: exact.Leaves, corruption: float) -> Array:
@@ -65,15 +64,14 @@ def make_tabular(cfg: TabularConfig) -> Program:
         params = {"logits": jnp.zeros((cfg.replicas, *expert.shape))} if start is None else start
         return {"params": params, "key": key, "step": jnp.int32(0), "hyper": hyper}
 
-    def draw(key, logits):
+    def draw(key, logits, noise):
         source = expert if cfg.source == "demonstrator" else logits
         key_leaf, key_coin = jax.random.split(key)
         members = jax.random.categorical(key_leaf, jnp.log(exact.leaf_prob(source, leaves)), shape=(rows,))
-        coins = jax.random.bernoulli(key_coin, shape=(rows,)).astype(jnp.float32)
-        return members, leaves.reward[members] if cfg.reward == "proxy" else coins
+        return members, with_coins(leaves.reward[members], jax.random.split(key_coin, rows), noise)
 
     def one(logits, key, hyper):
-        members, reward = draw(key, logits)
+        members, reward = draw(key, logits, hyper["reward_noise"])
         constants = {k: v for k, v in hyper.items() if k in row.hyper}
 
         def loss(logits):
@@ -93,7 +91,8 @@ def make_tabular(cfg: TabularConfig) -> Program:
         state = {**state, "params": {"logits": logits}, "step": state["step"] + 1}
         return state, {"J": jnp.mean(value), "J_replica": value}
 
-    return Program(init, step, {"learning_rate": cfg.learning_rate, **row.hyper}, lambda state: state["params"])
+    hyper = {"learning_rate": cfg.learning_rate, "reward_noise": cfg.reward_noise, **row.hyper}
+    return Program(init, step, hyper, lambda state: state["params"])
 
 
 def as_trajectory(leaves: exact.Leaves, members: Array, reward: Array, old_logp: Array, group: int) -> Trajectory:

@@ -1,0 +1,70 @@
+"""The command line. Importing it imports neither jax nor numpy: help and lists are instant."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+import jaxpt
+from jaxpt.lab.errors import RunFailed, UserError, expected
+
+HELP = """jaxpt: a laboratory for LLM training.
+
+usage: jaxpt COMMAND ...
+
+  list [KIND] [--json]              experiments (the default), objectives, envs, laws, invariants, errata
+  run NAME [options] [--field value ...]
+                                    run an experiment: seeds, curves, claims, report
+  describe ROW [--vs ROW] [--json]  an objective's formula with all its constants, or how two rows differ
+
+  jaxpt COMMAND --help says more; jaxpt --version prints the version."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command. Exit codes: 0 done, 1 the experiment's code failed, 2 bad input, 130 interrupted."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _dispatch(words)
+        sys.stdout.flush()
+        return code
+    except UserError as error:
+        return _complain(str(error), 2)
+    except RunFailed as error:
+        return _complain(str(error), 1)
+    except KeyboardInterrupt:
+        return _complain(_interrupted(words), 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not fail
+        return 141
+
+
+def _dispatch(words: list[str]) -> int:
+    command, rest = (words[0], words[1:]) if words else ("--help", [])
+    if command in ("-h", "--help"):
+        print(HELP)
+        return 0
+    if command == "--version":
+        print(f"jaxpt {jaxpt.__version__}")
+        return 0
+    if command == "run":
+        from jaxpt.cli.run import run_command as handler
+    elif command == "list":
+        from jaxpt.cli.tables import list_command as handler
+    elif command == "describe":
+        from jaxpt.cli.tables import describe_command as handler
+    else:
+        raise UserError(f"command {command!r} is unknown: {expected(command, ['list', 'run', 'describe'])}")
+    return handler(rest)
+
+
+def _complain(sentence: str, code: int) -> int:
+    print(f"jaxpt: {sentence}", file=sys.stderr, flush=True)
+    return code
+
+
+def _interrupted(words: list[str]) -> str:
+    if words[:1] != ["run"]:
+        return "interrupted"
+    import shlex
+
+    again = [*words, *([] if "--resume" in words else ["--resume"])]
+    return f"interrupted; finished chunks are kept, continue with: {shlex.join(['jaxpt', *again])}"

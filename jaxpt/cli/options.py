@@ -1,0 +1,64 @@
+"""Words of a command line into values, with errors that are one sentence."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jaxpt.lab.errors import UserError, expected
+
+
+class Option(NamedTuple):
+    parse: Callable[[str], Any] | None  # None: a flag
+    default: Any
+    words: str  # for --help
+
+    def usage(self, name: str) -> str:
+        return name if self.parse is None else f"{name} {name.lstrip('-').upper()}"
+
+
+def whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("a whole number is expected") from None
+
+
+def split(words: Sequence[str], options: Mapping[str, Option]) -> tuple[dict[str, Any], list[str]]:
+    """(values of the known options, all other words in their order)."""
+    values = {name: option.default for name, option in options.items()}
+    rest: list[str] = []
+    queue = list(words)
+    while queue:
+        word = queue.pop(0)
+        name, equals, value = word.partition("=")
+        option = options.get(name)
+        if option is None:
+            rest.append(word)
+        elif option.parse is None:
+            if equals:
+                raise UserError(f"{name} takes no value, got {value!r}")
+            values[name] = True
+        else:
+            if not equals:
+                if not queue or queue[0].startswith("--"):
+                    raise UserError(f"{name} needs a value: {option.words}")
+                value = queue.pop(0)
+            try:
+                values[name] = option.parse(value)
+            except ValueError as error:
+                raise UserError(f"{name} {value}: {error}") from None
+    return values, rest
+
+
+def no_more(rest: Sequence[str], options: Mapping[str, Option]) -> None:
+    """UserError if a word is left over."""
+    if rest:
+        word = rest[0].partition("=")[0]
+        what = "option" if word.startswith("-") else "argument"
+        raise UserError(f"{what} {word} is unknown: {expected(word, options)}")
+
+
+def help_text(usage: str, what: str, options: Mapping[str, Option]) -> str:
+    lines = [f"usage: {usage}", "", what, ""]
+    width = max(len(o.usage(name)) for name, o in options.items())
+    lines += [f"  {o.usage(name):{width}}  {o.words}" for name, o in options.items()]
+    return "\n".join(lines)

@@ -1,0 +1,99 @@
+"""`jaxpt list` and `jaxpt describe`: what there is, and what a row says."""
+
+import importlib
+import importlib.util
+import json
+from collections.abc import Sequence
+
+from jaxpt.cli.options import Option, help_text, no_more, split
+from jaxpt.lab.errors import UserError, expected
+
+# kind -> (module, attribute) of a table: name -> value with a docstring, or with the fields of a row
+TABLES = {
+    "objectives": ("jaxpt.objectives", "ROWS"),
+    "envs": ("jaxpt.envs", "ENVS"),
+    "laws": ("jaxpt.scaling", "LAWS"),
+    "invariants": ("jaxpt.verify", "INVARIANTS"),
+    "errata": ("jaxpt.verify", "ERRATA"),
+}
+KINDS = ["experiments", *TABLES]
+LIST = {"--json": Option(None, False, "for machines"), "--help": Option(None, False, "this text")}
+DESCRIBE = {
+    "--vs": Option(str, None, "another row: say how the two differ"),
+    "--json": Option(None, False, "for machines"), "--help": Option(None, False, "this text"),
+}
+
+
+def list_command(words: Sequence[str]) -> int:
+    values, rest = split(["--help" if word == "-h" else word for word in words], LIST)
+    if values["--help"]:
+        print(help_text("jaxpt list [KIND] [--json]", f"Lists one kind of things: {', '.join(KINDS)}.", LIST))
+        return 0
+    kind, rest = (rest[0], rest[1:]) if rest and not rest[0].startswith("-") else ("experiments", rest)
+    no_more(rest, LIST)
+    if kind not in KINDS:
+        raise UserError(f"kind {kind!r} is unknown: {expected(kind, KINDS)}")
+    rows = _experiments() if kind == "experiments" else _table(*TABLES[kind])
+    if values["--json"]:
+        print(json.dumps([{"name": name, "summary": summary} for name, summary in rows], indent=1))
+    elif not rows:
+        print(f"{kind}: none yet")
+    else:
+        _print_table(kind, rows)
+    return 0
+
+
+def _experiments() -> list[tuple[str, str]]:
+    from jaxpt.lab import catalogue
+
+    return [(entry.name, entry.question) for entry in catalogue.experiments()]
+
+
+def _table(module: str, attribute: str) -> list[tuple[str, str]]:
+    """(name, summary) of a table; empty while the room or its table does not exist."""
+    if importlib.util.find_spec(module) is None:
+        return []
+    table = getattr(importlib.import_module(module), attribute, {})
+    return sorted((name, _summary(value)) for name, value in table.items())
+
+
+def _summary(value: object) -> str:
+    text = getattr(value, "paper", None) or getattr(value, "statement", None) or value.__doc__ or ""
+    return " ".join(str(text).split("\n\n")[0].split())
+
+
+def _print_table(kind: str, rows: Sequence[tuple[str, str]]) -> None:
+    import shutil
+    import textwrap
+
+    width = max(len(name) for name, _ in rows)
+    room = max(30, shutil.get_terminal_size((110, 24)).columns - width - 2)
+    for name, summary in rows:
+        lines = textwrap.wrap(summary, room) or [""]
+        print(f"{name:{width}}  " + f"\n{'':{width}}  ".join(lines))
+
+
+def describe_command(words: Sequence[str]) -> int:
+    values, rest = split(["--help" if word == "-h" else word for word in words], DESCRIBE)
+    if values["--help"]:
+        print(help_text("jaxpt describe ROW [--vs ROW] [--json]",
+                        "An objective's formula with all its constants, or how two rows differ.", DESCRIBE))
+        return 0
+    if not rest or rest[0].startswith("-"):
+        no_more(rest, DESCRIBE)
+        raise UserError("ROW is missing: jaxpt describe ROW is expected; "
+                        "`jaxpt list objectives` shows the rows")
+    name, other = rest[0], values["--vs"]
+    no_more(rest[1:], DESCRIBE)
+    from jaxpt.objectives import ROWS
+    from jaxpt.objectives.describe import describe, difference
+
+    for row in filter(None, (name, other)):
+        if row not in ROWS:
+            raise UserError(f"row {row!r} is unknown: {expected(row, ROWS)}")
+    try:
+        text = describe(name) if other is None else difference(name, other)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    print(json.dumps({"row": name, "vs": other, "text": text}) if values["--json"] else text)
+    return 0

@@ -1,0 +1,215 @@
+"""The run folder. Every file appears whole or not at all; one process at a time may write.
+
+    OUT/NAME/<hash>/  lock  config.json  inputs.npz  chunks/STAGE/SEED-CHUNK.npz
+                      metrics.jsonl  curves.npz  claims.json  figure.png  report.md
+
+A chunk file holds the metrics of its steps, and the newest one of a stage and seed also the state behind
+them. When the next chunk is safely on disk, the older file is replaced by one without the state. So at
+any moment at least one file has the state that the files up to it lead to; if one is deleted, the run
+continues from the last state that its unbroken row of files still has, or from the stage's start.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from jaxpt.lab.errors import UserError
+from jaxpt.lab.identity import hash_arrays
+
+TEMPORARY = ".partial-"
+
+
+def write(path: Path, fill: Callable[[BinaryIO], Any]) -> None:
+    """Writes path whole or not at all: a temporary file beside it, fsync, rename, fsync of the folder."""
+    temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "wb") as file:
+            fill(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise UserError(cannot_write(path, error)) from error
+
+
+def cannot_write(path: Path, error: OSError) -> str:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    advice = "free some space" if full else "make it writable"
+    return (f"cannot write {path}: {os.strerror(error.errno or 0)}; what was finished is kept: "
+            f"{advice} and run the same command with --resume")
+
+
+def write_json(path: Path, value: Any) -> None:
+    write(path, lambda f: f.write((json.dumps(jsonable(value), indent=1, allow_nan=False) + "\n").encode()))
+
+
+def jsonable(value: Any) -> Any:
+    """Plain JSON: arrays and tuples as lists, NaN and infinities as null."""
+    if isinstance(value, Mapping):
+        return {str(k): jsonable(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [jsonable(v) for v in value]
+    if isinstance(value, (np.ndarray, np.generic)):
+        return jsonable(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """np.savez dates its members 1980, so equal arrays give equal files."""
+    write(path, lambda f: np.savez(f, **arrays))
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
+        return {name: file[name] for name in file.files}
+
+
+class Chunk(NamedTuple):
+    first: int  # step before the chunk
+    steps: int
+    seconds: float
+    metrics: dict[str, np.ndarray]  # name -> [steps, ...]
+    state: list[dict[str, Any]] | None  # leaves as {data: bytes [k] uint8, dtype, shape, key}
+
+
+def chunk_path(folder: Path, stage: str, seed: int, chunk: int) -> Path:
+    return folder / "chunks" / stage / f"{seed:05d}-{chunk:05d}.npz"
+
+
+def save_chunk(path: Path, chunk: Chunk) -> None:
+    arrays = {f"metrics/{name}": x for name, x in chunk.metrics.items()}
+    arrays |= {f"state/{i:04d}": leaf["data"] for i, leaf in enumerate(chunk.state or [])}
+    types = [{k: leaf[k] for k in ("dtype", "shape", "key")} for leaf in chunk.state or []]
+    meta = {
+        "first": chunk.first, "steps": chunk.steps, "seconds": chunk.seconds,
+        "checksum": hash_arrays(arrays), "state": None if chunk.state is None else types,
+    }
+    write_arrays(path, arrays | {"meta": np.frombuffer(json.dumps(meta).encode(), np.uint8)})
+
+
+def load_chunk(path: Path) -> Chunk:
+    """UserError names a file that is not what save_chunk wrote."""
+    try:
+        arrays = read_arrays(path)
+        meta = json.loads(arrays.pop("meta").tobytes())
+        if meta["checksum"] != hash_arrays(arrays):
+            raise ValueError("checksum")
+    except (FileNotFoundError, PermissionError) as error:
+        raise UserError(f"cannot read {path}: {os.strerror(error.errno or 0)}") from error
+    except Exception as error:  # damage raises whatever the damaged bytes mean to zip, npy and JSON
+        raise UserError(f"{path} is corrupt; delete it and run with --resume: its steps and those "
+                        "behind it are computed again") from error
+    metrics = {name.removeprefix("metrics/"): x for name, x in arrays.items() if name.startswith("metrics/")}
+    leaves = meta["state"]
+    if leaves is not None:
+        leaves = [leaf | {"data": arrays[f"state/{i:04d}"]} for i, leaf in enumerate(leaves)]
+    return Chunk(meta["first"], meta["steps"], meta["seconds"], metrics, leaves)
+
+
+def drop_state(path: Path) -> None:
+    chunk = load_chunk(path)
+    if chunk.state is not None:
+        save_chunk(path, chunk._replace(state=None))
+
+
+def chunk_bounds(steps: int, chunk: int) -> list[tuple[int, int]]:
+    """[(first, steps)] of a stage's chunks; the last one may be shorter."""
+    return [(first, min(chunk, steps - first)) for first in range(0, steps, chunk)]
+
+
+def progress(folder: Path, stage: str, seed: int, chunks: int) -> tuple[int, list[dict[str, Any]] | None]:
+    """(chunks that need not be computed, state behind them): the longest unbroken row ending in a state."""
+    done, state = 0, None
+    for index in range(chunks):
+        path = chunk_path(folder, stage, seed, index)
+        if not path.exists():
+            break
+        chunk = load_chunk(path)
+        if chunk.state is not None:
+            done, state = index + 1, chunk.state
+    return done, state
+
+
+def complete(folder: Path, stages: Mapping[str, int], seed: int) -> bool:
+    """Whether every chunk file of the seed exists; stages: name -> number of chunks."""
+    return all(chunk_path(folder, name, seed, i).exists() for name, n in stages.items() for i in range(n))
+
+
+def seeds_on_disk(folder: Path) -> list[int]:
+    return sorted({int(p.name.split("-")[0]) for p in folder.glob("chunks/*/*-*.npz") if p.name[0] != "."})
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Holds the folder's lock, which ends with this process however that ends."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = open(folder / "lock", "a+")
+    except OSError as error:
+        raise UserError(f"--out: cannot write {folder}: {os.strerror(error.errno or 0)}; "
+                        "a folder that can be written is expected") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"{folder} is being written by another run; wait for it, stop it, "
+                            "or choose another --out") from None
+        for leftover in folder.rglob(f"{TEMPORARY}*"):
+            leftover.unlink(missing_ok=True)
+        yield
+
+
+def read_config(folder: Path) -> dict[str, Any] | None:
+    """config.json of an earlier run; None if nothing was begun here."""
+    path = folder / "config.json"
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        if seeds_on_disk(folder):
+            raise UserError(f"{folder} has chunks but no config.json; delete the folder or choose another "
+                            "--out") from None
+        return None
+    except (OSError, ValueError):
+        raise UserError(f"{path} is unreadable; delete the folder or choose another --out") from None
+
+
+def check_resumable(folder: Path, earlier: Mapping[str, Any] | None, must_agree: Mapping[str, str],
+                    resume: bool) -> None:
+    """UserError unless a run may begin (or, with resume, go on) in the folder."""
+    if earlier is None:
+        return
+    if not resume:
+        state = "a finished run" if (folder / "report.md").exists() else "an unfinished run"
+        raise UserError(f"{folder} holds {state} of this configuration: add --resume to go on with it or "
+                        "to add seeds, or choose another --out")
+    before = earlier.get("must_agree", {})
+    changed = sorted(name for name, value in must_agree.items() if before.get(name) != value)
+    if changed:
+        raise UserError(f"{folder} cannot be resumed: {', '.join(changed)} changed since it was begun, so "
+                        "old and new steps would not be one experiment; restore them, or choose another --out")
+
+
+def write_inputs(folder: Path, inputs: Mapping[str, np.ndarray]) -> None:
+    write_arrays(folder / "inputs.npz", {f"inputs/{name}": x for name, x in inputs.items()})
+
+
+def read_inputs(folder: Path) -> dict[str, np.ndarray]:
+    return {name.removeprefix("inputs/"): x for name, x in read_arrays(folder / "inputs.npz").items()}

@@ -1,0 +1,164 @@
+"""Pre-training on a stream of tokens (bytes of real text), scoring held-out text, and sampling.
+
+Three programs over one model. The text itself is no part of a config: it is given to the `make_` functions
+as arrays (functools.partial), so that configs stay plain values.
+"""
+
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpt.data.text import random_windows
+from jaxpt.models import ModelConfig, make_model
+from jaxpt.objectives.supervised import SFT
+from jaxpt.ops.logprobs import token_stats
+from jaxpt.ops.masked import masked_sum
+from jaxpt.ops.sampling import row_keys, sampler
+from jaxpt.train import common
+from jaxpt.train.optim import OptimConfig, apply_update, make_optimizer
+from jaxpt.train.parallel import ONE, Layout
+from jaxpt.train.program import Program
+from jaxpt.types import Array, Params, Trajectory
+
+BITS = 1 / np.log(2)  # bits per nat
+
+
+@dataclass(frozen=True)
+class PretrainConfig:
+    model: ModelConfig
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    window: int = 256  # tokens of a row; the first is context only
+    batch: int = 16  # rows of an update
+    every: int = 50  # updates between two looks at the held-out probe
+
+
+def make_pretrain(cfg: PretrainConfig, layout: Layout = ONE, *, train: np.ndarray, probe_tokens: np.ndarray,
+                  probe_counts: np.ndarray) -> Program:
+    """Each step: `batch` windows at random places of `train` [N], one update of maximum likelihood.
+
+    Metrics: bits (per byte of the batch), held_bits (per byte where probe_counts [W,T] is True, in the
+    windows probe_tokens [W,T]), bytes (seen so far, with repeats), grad_norm.
+    """
+    if len(train) < cfg.window:
+        raise ValueError(f"train: {len(train)} tokens, expected at least one window of {cfg.window}")
+    model, train = make_model(cfg.model), jnp.asarray(train)
+
+    def init(key, hyper, start=None):
+        params = model.init(key) if start is None else start
+        opt_state = make_optimizer(cfg.optim).init(params)
+        return {"params": params, "opt": opt_state, "key": key, "step": jnp.int32(0), "hyper": hyper}
+
+    def held_bits(params):
+        bits = token_bits(model, params, jnp.asarray(probe_tokens))
+        return {"held_bits": masked_sum(bits, jnp.asarray(probe_counts)) / np.sum(probe_counts)}
+
+    def step(state):
+        key = jax.random.fold_in(state["key"], state["step"])
+        traj = as_trajectory(layout.spread(random_windows(key, train, layout.rows(cfg.batch), cfg.window)))
+        ready = SFT.prepare(traj)
+        totals = layout.total(ready["totals"])
+
+        def loss(params):
+            logp = common.batch_stats(model, params, traj, ("logp",))["logp"]
+            return SFT.loss(logp, traj.old_logp, ready["advantages"], traj.mask, totals=totals)[0]
+
+        loss, grads = layout.total(jax.value_and_grad(loss)(state["params"]))
+        params, opt_state, norm = apply_update(
+            cfg.optim, state["hyper"]["learning_rate"], grads, state["opt"], state["params"]
+        )
+        done = state["step"] + 1
+        metrics = {
+            "bits": loss * BITS, "grad_norm": norm,
+            "bytes": done.astype(jnp.float32) * (cfg.batch * (cfg.window - 1)),
+            **common.evaluate_when_due(state["step"], cfg, lambda: held_bits(params)),
+        }
+        return {**state, "params": params, "opt": opt_state, "step": done}, metrics
+
+    return Program(init, step, {"learning_rate": cfg.optim.learning_rate}, lambda state: state["params"])
+
+
+def as_trajectory(tokens: Array) -> Trajectory:
+    """Text as a batch of demonstrations: every token but a row's first is a decision to imitate."""
+    B, T = tokens.shape
+    zeros = jnp.zeros((B, T))
+    mask = jnp.broadcast_to(jnp.arange(T)[None, :] > 0, (B, T))
+    return Trajectory(
+        tokens=tokens, mask=mask, old_logp=zeros, turn=jnp.zeros((B, T), jnp.int32), signals=zeros[:, :, None],
+        reward=zeros[:, 0], gold=zeros[:, 0], parts=zeros[:, :1], truncated=zeros[:, 0] > 0,
+        group=jnp.arange(B), length=jnp.full(B, T, jnp.int32),
+    )
+
+
+def token_bits(model, params: Params, tokens: Array) -> Array:
+    """[B,T] bits that each token costs given those before it in its row; 0 for a row's first."""
+    hidden, _ = model.forward(params, tokens)
+    return -BITS * token_stats(hidden, model.unembed(params), tokens)["logp"]
+
+
+@dataclass(frozen=True)
+class ScoreConfig:
+    model: ModelConfig
+    batch: int = 32  # windows of a step
+
+
+def make_score(cfg: ScoreConfig, *, tokens: np.ndarray, unit: np.ndarray, units: int) -> Program:
+    """Step i scores the i-th `batch` of the windows tokens [W,T]; ceil(W / batch) steps score them all.
+
+    unit [W,T] says to which unit (0 ... units - 1) each token's bits are charged, -1 to none.
+    Metrics: bits [units], which add up over the steps to the bits of each unit.
+    """
+    model = make_model(cfg.model)
+    rows = [(0, -len(tokens) % cfg.batch), (0, 0)]
+    tokens, unit = jnp.pad(tokens, rows), jnp.pad(unit, rows, constant_values=-1)
+
+    def init(key, hyper, start=None):
+        params = model.init(key) if start is None else start
+        return {"params": params, "step": jnp.int32(0)}
+
+    def step(state):
+        take = lambda x: jax.lax.dynamic_slice_in_dim(x, state["step"] * cfg.batch, cfg.batch)  # noqa: E731
+        bits = token_bits(model, state["params"], take(tokens))
+        charged = jnp.where(take(unit) < 0, units, take(unit))  # one bin more, for the tokens of no unit
+        sums = jax.ops.segment_sum(bits.reshape(-1), charged.reshape(-1), units + 1)[:units]
+        return {**state, "step": state["step"] + 1}, {"bits": sums}
+
+    return Program(init, step, {}, lambda state: state["params"])
+
+
+@dataclass(frozen=True)
+class SampleConfig:
+    model: ModelConfig
+    length: int = 128  # tokens drawn after the prompt
+
+
+def make_sample(cfg: SampleConfig, *, prompts: np.ndarray) -> Program:
+    """Each step continues every row of prompts [R,Tp]. Metrics: tokens [R,Tp+length] (as drawn at
+    `temperature`), logp: mean log-probability of the drawn tokens, in nats."""
+    model, prompts = make_model(cfg.model), jnp.asarray(prompts, jnp.int32)
+    R, Tp = prompts.shape
+
+    def init(key, hyper, start=None):
+        params = model.init(key) if start is None else start
+        return {"params": params, "key": key, "step": jnp.int32(0), "hyper": hyper}
+
+    def step(state):
+        params, W = state["params"], model.unembed(state["params"])
+        draws = sampler(state["hyper"]["temperature"])
+        keys = row_keys(jax.random.fold_in(state["key"], state["step"]), jnp.arange(R))
+
+        def draw(carry, i):
+            hidden, cache = carry
+            noise = draws.noise(jax.vmap(jax.random.fold_in, (0, None))(keys, i), W.shape[1])
+            token, logp, _ = draws.choose(noise, hidden @ W)
+            hidden, cache = model.extend(params, token[:, None], cache, jnp.full(R, Tp + i))
+            return (hidden[:, 0], cache), (token, logp)
+
+        cache = model.cache(R, Tp + cfg.length)
+        hidden, cache = model.extend(params, prompts, cache, jnp.zeros(R, jnp.int32))
+        _, (drawn, logp) = jax.lax.scan(draw, (hidden[:, -1], cache), jnp.arange(cfg.length))
+        metrics = {"tokens": jnp.concatenate([prompts, drawn.T], axis=1), "logp": jnp.mean(logp)}
+        return {**state, "step": state["step"] + 1}, metrics
+
+    return Program(init, step, {"temperature": 1.0}, lambda state: state["params"])
