@@ -66,15 +66,16 @@ def stages(cfg: Config, inputs) -> list[Stage]:
     twin = TabularConfig(objective="sft", source="demonstrator", corruption=cfg.corruption)
     policy_twin = TabularConfig(objective=cfg.objective)
     coin = {"reward_noise": 1.0}
+    after, twin_after = {"after": "start", "stream": "policy"}, {"after": "twin_start", "stream": "twin_policy"}
     return [
         Stage("start", make_sft, sft, cfg.start_updates, hyper={"learning_rate": cfg.sft_rate}),
         Stage("sft", make_sft, sft, more, after="start", hyper={"learning_rate": cfg.more_sft_rate}),
-        Stage("grpo", make_policy, policy, cfg.updates, after="start", stream="policy"),
-        Stage("coin", make_policy, policy, cfg.updates, after="start", stream="policy", hyper=coin),
+        Stage("grpo", make_policy, policy, cfg.updates, **after),
+        Stage("coin", make_policy, policy, cfg.updates, **after, hyper=coin),
         Stage("twin_start", make_tabular, twin, cfg.twin_updates),
         Stage("twin_sft", make_tabular, twin, cfg.twin_updates, after="twin_start"),
-        Stage("twin_grpo", make_tabular, policy_twin, cfg.twin_updates, after="twin_start", stream="twin_policy"),
-        Stage("twin_coin", make_tabular, policy_twin, cfg.twin_updates, after="twin_start", stream="twin_policy", hyper=coin),
+        Stage("twin_grpo", make_tabular, policy_twin, cfg.twin_updates, **twin_after),
+        Stage("twin_coin", make_tabular, policy_twin, cfg.twin_updates, **twin_after, hyper=coin),
     ]
 
 
@@ -139,7 +140,9 @@ PANELS = (
         "Greedy success", {name: f"{arm}/greedy_gold" for name, arm in ARMS.items()}, "success",
         "product FLOPs after the fork", {name: f"{arm}/flops" for name, arm in ARMS.items()},
     ),
-    Panel("Groups without signal", {"GRPO": "grpo/no_signal", "GRPO, coin": "coin/no_signal"}, "share of rows", "update"),
+    Panel(
+        "Groups without signal", {"GRPO": "grpo/no_signal", "GRPO, coin": "coin/no_signal"}, "share of rows", "update",
+    ),
     Panel("Entropy of the policy", {name: f"{arm}/entropy" for name, arm in ARMS.items()}, "nats per token", "update"),
     Panel("The start: imitation", {"T = 1": "start/sampled_gold", "greedy": "start/greedy_gold"}, "success", "update"),
     Panel(

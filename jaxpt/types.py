@@ -31,4 +31,4 @@ class Trajectory(NamedTuple):
     truncated: Array  # [B] bool; the budget ended the episode, not the environment
     group: Array  # [B] int32; rows with one value share a prompt
     length: Array  # [B] int32; tokens that stand in the row
-    support: Array | None = None  # [B,T,ceil(V/8)] uint8, jnp.packbits of the sampler's kept tokens, where it limits them
+    support: Array | None = None  # [B,T,ceil(V/8)] uint8, jnp.packbits of the tokens top-k or top-p kept

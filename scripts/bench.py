@@ -143,8 +143,8 @@ def seeds(rounds):
     def start(repeats, core=None):
         env = {**os.environ, **({} if core is None else {"XLA_FLAGS": one_thread})}
         pin = None if core is None or not hasattr(os, "sched_setaffinity") else lambda: os.sched_setaffinity(0, {core})
-        command = [sys.executable, "-c", code, str(repeats)]
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, preexec_fn=pin)
+        command, pipe = [sys.executable, "-c", code, str(repeats)], subprocess.PIPE
+        return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env, preexec_fn=pin)
 
     ratio = []
     for _ in range(max(1, rounds // 2)):

@@ -62,10 +62,10 @@ def test_the_start_and_the_reference_are_the_parent_s_parameters(policy):
     jax.tree.map(np.testing.assert_array_equal, state["reference"], start)
 
 
-@pytest.mark.parametrize("objective", ["reinforce", "rloo", "grpo_no_kl"])
+@pytest.mark.parametrize("objective", ["reinforce", "rloo", "grpo_no_kl", "grpo"])
 def test_every_objective_finds_the_best_arm_of_one_task(objective):
     """A probe with a known optimum: one fixed tree, J* its best leaf; plain gradient descent gets there."""
-    rates = {"reinforce": 2.0, "rloo": 2.0, "grpo_no_kl": 1.0}
+    rates = {"reinforce": 2.0, "rloo": 2.0, "grpo_no_kl": 1.0, "grpo": 1.0}
     cfg = TabularConfig(vocab=3, depth=2, world=1, objective=objective, prompts=8, learning_rate=rates[objective])
     program = make_tabular(cfg)
     _, metrics = run(program, 300, program.init(jax.random.key(0), hyper_of(program)))
@@ -93,13 +93,12 @@ def test_a_coin_for_a_reward_teaches_nothing():
     assert abs(drift.mean()) < 4 * drift.std(ddof=1) / np.sqrt(32)
 
 
-def test_supervised_training_lowers_the_loss_and_counts_tokens():
+def test_supervised_training_lowers_the_loss():
     env = EnvConfig("chain", {"p": 5, "max_level": 1}, (1, 1))
     model = ModelConfig(vocab=env.make().spec.vocab, d_model=16, n_layers=1, n_heads=2)
     program = make_sft(SftConfig(env=env, model=model, batch=16, optim=OptimConfig(learning_rate=1e-2)))
     _, metrics = run(program, 30, program.init(jax.random.key(0), hyper_of(program)))
     assert metrics["loss"][-1] < 0.5 * metrics["loss"][0]
-    np.testing.assert_array_equal(metrics["tokens"], 16 * 5)  # TH x1 ANS y EOS
 
 
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])

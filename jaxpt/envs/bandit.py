@@ -15,9 +15,11 @@ class State(NamedTuple):
 
 
 def bandit(arms: int = 4, noise: float = 0.0) -> Environment:
-    """Arms are tokens 1..arms; token arms + 1 asks. A task gives the arms the means 0 .. 1, evenly spaced,
-    in random order. gold is the mean of the arm pulled and reward is mean + noise * N(0, 1); any other
-    token ends the episode with 0.
+    """One decision among arms of known means.
+
+    Arms are tokens 1..arms; token arms + 1 asks. A task gives the arms the means 0 .. 1, evenly spaced, in
+    random order. gold is the mean of the arm pulled and reward is mean + noise * N(0, 1); any other token
+    ends the episode with 0.
 
     Args:
       arms: number of arms, at least 2.

@@ -112,7 +112,7 @@ def chain(
     group: str = "affine", p: int = 7, max_level: int = 8, generators: int = 8, force: str = "none",
     corruption: float = 0.2, seed: int = 0,
 ) -> Environment:  # fmt: skip
-    """The environment of this module.
+    """Compose a chain of known maps, step by step or in the head: affine maps mod p, or S_5.
 
     Reward and gold are 1 where the response is well-formed, ended by EOS and right, else 0. Signals:
     `step_right`, `step_wrong` (a step value equals the true x_i, or not; a step behind x_d is wrong) and

@@ -44,7 +44,9 @@ def _responses(vocab: int, depth: int, observe: tuple[int, ...]) -> list[list[in
 
 
 def tree(vocab: int = 3, depth: int = 3, observe: tuple[int, ...] = ()) -> Environment:
-    """The environment of this module. A token outside 1..vocab ends the episode with reward 0.
+    """A tree of decisions with a reward at every leaf; all responses can be listed.
+
+    A token outside 1..vocab ends the episode with reward 0.
 
     Args:
       vocab: decisions at each place, the stop among them; at least 2.

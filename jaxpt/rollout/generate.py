@@ -92,7 +92,8 @@ def _episodes(
         return (advance(carry, token, length), states, length + alive), out
 
     def ahead(at):
-        return jax.vmap(lambda step: noise(jax.vmap(jax.random.fold_in, (0, None))(draws, step)))(at + jnp.arange(STRIDE))
+        fold = jax.vmap(jax.random.fold_in, (0, None))
+        return jax.vmap(lambda step: noise(fold(draws, step)))(at + jnp.arange(STRIDE))
 
     def stride(at_buffer):
         at, loop, buffer = at_buffer

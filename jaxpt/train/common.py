@@ -15,6 +15,7 @@ from jaxpt.ops.logprobs import token_stats
 from jaxpt.ops.masked import count, keep, masked_sum
 from jaxpt.ops.sampling import Chooser, greedy, row_keys, sampler
 from jaxpt.rollout import generate
+from jaxpt.train.optim import apply_update
 from jaxpt.train.parallel import Layout
 from jaxpt.types import Array, Metrics, Params, Trajectory
 
@@ -70,8 +71,10 @@ def batch_stats(
     )
 
 
-def loss_and_grad(model: Model, row: Row, params: Params, traj: Trajectory, ready: dict, extra: dict, hyper: dict,
-                  temperature: float | Array = 1.0) -> tuple[Array, Metrics, Params]:
+def loss_and_grad(
+    model: Model, row: Row, params: Params, traj: Trajectory, ready: dict, extra: dict, hyper: dict,
+    temperature: float | Array = 1.0,
+) -> tuple[Array, Metrics, Params]:
     """Loss of one row on one batch (its share of the totals), its metrics, and the gradient."""
 
     def loss(params):
@@ -86,8 +89,28 @@ def loss_and_grad(model: Model, row: Row, params: Params, traj: Trajectory, read
     return value, metrics, grads
 
 
-def evaluate(model: Model, params: Params, env: Environment, levels: tuple[int, int], cfg: EvalConfig,
-             layout: Layout) -> dict[str, Array]:
+def finish_step(
+    cfg: Any, model: Model, env: Environment, layout: Layout, cost: int, state: dict,
+    loss: Array, metrics: Metrics, grads: Params,
+) -> tuple[dict, dict[str, Array]]:
+    """What ends every step: sums over shards, the update, the evaluation when it is due. -> (state, metrics).
+
+    cfg has optim, env and eval; cost is the step's product FLOPs.
+    """
+    loss, metrics, grads = layout.total((loss, metrics, grads))
+    rate = state["hyper"]["learning_rate"]
+    params, opt_state, norm = apply_update(cfg.optim, rate, grads, state["opt"], state["params"])
+    scores = evaluate_when_due(
+        state["step"], cfg.eval, lambda: evaluate(model, params, env, cfg.env.levels, cfg.eval, layout)
+    )
+    done = state["step"] + 1
+    out = {"loss": loss, "grad_norm": norm, "flops": cost * done.astype(jnp.float32), **means(metrics), **scores}
+    return {**state, "params": params, "opt": opt_state, "step": done}, out
+
+
+def evaluate(
+    model: Model, params: Params, env: Environment, levels: tuple[int, int], cfg: EvalConfig, layout: Layout
+) -> dict[str, Array]:
     """Two episodes of each fixed evaluation task, one greedy (greedy_*) and one drawn at temperature 1
     (sampled_*): mean gold, response length and truncation."""
     task_keys = row_keys(jax.random.key(EVALUATION), layout.rows(cfg.tasks))
@@ -105,9 +128,9 @@ def evaluate(model: Model, params: Params, env: Environment, levels: tuple[int, 
     per_row = {
         "gold": traj.gold, "length": count(traj.mask, axis=1), "truncated": traj.truncated.astype(jnp.float32),
     }
-    sums = {
-        f"{kind}_{name}": jnp.sum(x[at::2]) for name, x in per_row.items() for at, kind in enumerate(("greedy", "sampled"))
-    }
+    sums = {}
+    for at, kind in enumerate(("greedy", "sampled")):
+        sums |= {f"{kind}_{name}": jnp.sum(x[at::2]) for name, x in per_row.items()}
     return {name: value / cfg.tasks for name, value in layout.total(sums).items()}
 
 

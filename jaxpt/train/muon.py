@@ -27,8 +27,8 @@ def scale_by_muon() -> optax.GradientTransformation:
     def update(updates: Params, state, params: Params | None = None):
         directions, state = inner.update(apart(updates), state)
         sized = jax.tree.map(lambda x: RMS * max(x.shape[-2:]) ** 0.5 * x, directions)
-        whole = jax.tree.map(lambda parts: jnp.concatenate(parts, axis=-1), sized, is_leaf=lambda x: isinstance(x, list))
-        return whole, state
+        together = lambda parts: jnp.concatenate(parts, axis=-1)  # noqa: E731
+        return jax.tree.map(together, sized, is_leaf=lambda x: isinstance(x, list)), state
 
     return optax.GradientTransformation(lambda params: inner.init(apart(params)), update)
 

@@ -12,7 +12,7 @@ from jaxpt.ops.sampling import row_keys, sampler
 from jaxpt.rollout import generate
 from jaxpt.train import common
 from jaxpt.train.budget import rollout_flops, scoring_flops, update_flops
-from jaxpt.train.optim import OptimConfig, apply_update, make_optimizer
+from jaxpt.train.optim import OptimConfig, make_optimizer
 from jaxpt.train.parallel import ONE, Layout
 from jaxpt.train.program import Program
 
@@ -45,8 +45,8 @@ def make_policy(cfg: PolicyConfig, layout: Layout = ONE) -> Program:
         return {**state, "reference": jax.tree.map(jnp.copy, params)} if needs_reference else state
 
     def rollout(state, step_key):
-        prompts = layout.rows(cfg.prompts)
-        tasks = common.draw_tasks(env, cfg.env.levels, row_keys(jax.random.fold_in(step_key, common.TASK), prompts))
+        task_keys = row_keys(jax.random.fold_in(step_key, common.TASK), layout.rows(cfg.prompts))
+        tasks = common.draw_tasks(env, cfg.env.levels, task_keys)
         rows = layout.rows(cfg.prompts * cfg.group)
         keys = row_keys(jax.random.fold_in(step_key, common.ROW), rows)
         traj = generate(
@@ -68,17 +68,9 @@ def make_policy(cfg: PolicyConfig, layout: Layout = ONE) -> Program:
             model, row, state["params"], traj, ready, extra, hyper, cfg.temperature
         )
         metrics |= _episode_metrics(traj, ready["advantages"])
-        loss, metrics, grads, generated = layout.total((loss, metrics, grads, count(traj.mask)))
-        params, opt_state, norm = apply_update(
-            cfg.optim, state["hyper"]["learning_rate"], grads, state["opt"], state["params"]
-        )
-        scores = common.evaluate_when_due(
-            state["step"], cfg.eval, lambda: common.evaluate(model, params, env, cfg.env.levels, cfg.eval, layout)
-        )
-        generated = state["generated"] + generated.astype(jnp.uint32)
-        state = {**state, "params": params, "opt": opt_state, "step": state["step"] + 1, "generated": generated}
-        out = {"loss": loss, "grad_norm": norm, "generated": generated, "flops": cost * state["step"].astype(jnp.float32)}
-        return state, {**out, **common.means(metrics), **scores}
+        generated = state["generated"] + layout.total(jnp.sum(traj.mask, dtype=jnp.uint32))
+        state, out = common.finish_step(cfg, model, env, layout, cost, state, loss, metrics, grads)
+        return {**state, "generated": generated}, {**out, "generated": generated}
 
     hyper = {"learning_rate": cfg.optim.learning_rate, "reward_noise": cfg.reward_noise, **row.hyper}
     return Program(init, step, hyper, lambda state: state["params"])

@@ -7,12 +7,11 @@ import jax.numpy as jnp
 
 from jaxpt.models import ModelConfig, make_model
 from jaxpt.objectives.describe import get
-from jaxpt.ops.masked import count
 from jaxpt.ops.sampling import row_keys
 from jaxpt.rollout import demonstrate
 from jaxpt.train import common
 from jaxpt.train.budget import update_flops
-from jaxpt.train.optim import OptimConfig, apply_update, make_optimizer
+from jaxpt.train.optim import OptimConfig, make_optimizer
 from jaxpt.train.parallel import ONE, Layout
 from jaxpt.train.program import Program
 
@@ -42,22 +41,15 @@ def make_sft(cfg: SftConfig, layout: Layout = ONE) -> Program:
     def step(state):
         step_key = jax.random.fold_in(state["key"], state["step"])
         rows = layout.rows(cfg.batch)
-        tasks = common.draw_tasks(env, cfg.env.levels, row_keys(jax.random.fold_in(step_key, common.TASK), rows))
+        task_keys = row_keys(jax.random.fold_in(step_key, common.TASK), rows)
+        tasks = common.draw_tasks(env, cfg.env.levels, task_keys)
         keys = row_keys(jax.random.fold_in(step_key, common.ROW), rows)
         traj = demonstrate(env, layout.spread(tasks), keys, style)
         hyper = {k: v for k, v in state["hyper"].items() if k in row.hyper}
         ready = row.prepare(traj, **hyper)
         ready["totals"] = layout.total(ready["totals"])
-        loss, metrics, grads = common.loss_and_grad(model, row, state["params"], traj, ready, {}, hyper)
-        loss, metrics, grads, trained = layout.total((loss, metrics, grads, count(traj.mask)))
-        params, opt_state, norm = apply_update(
-            cfg.optim, state["hyper"]["learning_rate"], grads, state["opt"], state["params"]
-        )
-        scores = common.evaluate_when_due(
-            state["step"], cfg.eval, lambda: common.evaluate(model, params, env, cfg.env.levels, cfg.eval, layout)
-        )
-        state = {**state, "params": params, "opt": opt_state, "step": state["step"] + 1}
-        out = {"loss": loss, "grad_norm": norm, "tokens": trained, "flops": cost * state["step"].astype(jnp.float32)}
-        return state, {**out, **common.means(metrics), **scores}
+        results = common.loss_and_grad(model, row, state["params"], traj, ready, {}, hyper)
+        return common.finish_step(cfg, model, env, layout, cost, state, *results)
 
-    return Program(init, step, {"learning_rate": cfg.optim.learning_rate, **row.hyper}, lambda state: state["params"])
+    hyper = {"learning_rate": cfg.optim.learning_rate, **row.hyper}
+    return Program(init, step, hyper, lambda state: state["params"])

@@ -62,7 +62,9 @@ def make_tabular(cfg: TabularConfig) -> Program:
 
     def init(key, hyper, start=None):
         params = {"logits": jnp.zeros((cfg.replicas, *expert.shape))} if start is None else start
-        return {"params": params, "key": key, "step": jnp.int32(0), "hyper": hyper}
+        # A copy: the state is donated, and one buffer must not be given away twice.
+        reference = jnp.copy(params["logits"])
+        return {"params": params, "reference": reference, "key": key, "step": jnp.int32(0), "hyper": hyper}
 
     def draw(key, logits, noise):
         source = expert if cfg.source == "demonstrator" else logits
@@ -70,16 +72,18 @@ def make_tabular(cfg: TabularConfig) -> Program:
         members = jax.random.categorical(key_leaf, jnp.log(exact.leaf_prob(source, leaves)), shape=(rows,))
         return members, with_coins(leaves.reward[members], jax.random.split(key_coin, rows), noise)
 
-    def one(logits, key, hyper):
+    def one(logits, reference, key, hyper):
         members, reward = draw(key, logits, hyper["reward_noise"])
         constants = {k: v for k, v in hyper.items() if k in row.hyper}
+
+        extra = {"ref_logp": exact.leaf_logp(reference, leaves)[members]} if "ref_logp" in row.needs else {}
 
         def loss(logits):
             logp = exact.leaf_logp(logits, leaves)[members]
             traj = as_trajectory(leaves, members, reward, jax.lax.stop_gradient(logp), cfg.group)
             ready = row.prepare(traj, **constants)
             return row.loss(
-                logp, traj.old_logp, ready["advantages"], traj.mask, totals=ready["totals"], **constants
+                logp, traj.old_logp, ready["advantages"], traj.mask, totals=ready["totals"], **extra, **constants
             )[0]
 
         logits = logits - hyper["learning_rate"] * jax.grad(loss)(logits)
@@ -87,7 +91,9 @@ def make_tabular(cfg: TabularConfig) -> Program:
 
     def step(state):
         keys = jax.random.split(jax.random.fold_in(state["key"], state["step"]), cfg.replicas)
-        logits, value = jax.vmap(one, (0, 0, None))(state["params"]["logits"], keys, state["hyper"])
+        logits, value = jax.vmap(one, (0, 0, 0, None))(
+            state["params"]["logits"], state["reference"], keys, state["hyper"]
+        )
         state = {**state, "params": {"logits": logits}, "step": state["step"] + 1}
         return state, {"J": jnp.mean(value), "J_replica": value}
 
