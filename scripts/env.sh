@@ -32,7 +32,13 @@ if [ ! -x "$venv/bin/python" ] || [ "$(cat "$venv/stamp" 2>/dev/null)" != "$stam
     exit 2
   fi
   # Console scripts name their interpreter by its full path: point them at the final folder.
-  grep -rlI "$aside" "$aside/bin" | xargs -r sed -i "s|$aside|$venv|g"
+  "$aside/bin/python" - "$aside" "$venv" <<'PYTHON'
+import pathlib, sys
+for path in pathlib.Path(sys.argv[1], "bin").iterdir():
+    data = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
+    if sys.argv[1].encode() in data:
+        path.write_bytes(data.replace(sys.argv[1].encode(), sys.argv[2].encode()))
+PYTHON
   echo "$stamp" > "$aside/stamp"
   rm -rf "$venv.old.$$"
   [ -e "$venv" ] && mv "$venv" "$venv.old.$$"

@@ -23,26 +23,28 @@ ENVS = {"bandit": bandit(arms=3), "tree": tree(vocab=3, depth=2), "tree_observed
 
 
 def setting(name):
-    """Leaves of one task, a random tabular policy, and in numpy: p [N] and d log p / d logits [N,nodes,V]."""
+    """Leaves of one task, a random tabular policy, and in numpy: p [N] and d log pi(token) / d logits
+    [N,T,nodes,V] of every decision (0 where there is none)."""
     env = ENVS[name]
     leaves = exact.leaves(env, env.sample(jax.random.key(7), 1), jax.random.key(0))
     nodes = int(leaves.node.max()) + 1
     logits = np.random.default_rng(1).normal(size=(nodes, env.spec.vocab))
     tokens, mask, node = (np.asarray(x) for x in (leaves.tokens, leaves.mask, leaves.node))
     taken = [sorted({int(t) for t, m, k in zip(tokens.ravel(), mask.ravel(), node.ravel()) if m and k == i}) for i in range(nodes)]
-    p, score = np.ones(len(tokens)), np.zeros((len(tokens), *logits.shape))
+    p, score = np.ones(len(tokens)), np.zeros((*tokens.shape, *logits.shape))
     for leaf, t in zip(*np.nonzero(mask)):
         k = node[leaf, t]
         prob = np.exp(logits[k, taken[k]])
         prob /= prob.sum()
         p[leaf] *= prob[taken[k].index(int(tokens[leaf, t]))]
-        score[leaf, k, tokens[leaf, t]] += 1
-        score[leaf, k, taken[k]] -= prob
+        score[leaf, t, k, tokens[leaf, t]] += 1
+        score[leaf, t, k, taken[k]] -= prob
     return leaves, logits, p, score
 
 
-def expected_gradient(row, leaves, logits, G):
-    """Sum over all N^G groups of P(group) * gradient of the row's loss on that group."""
+def expected_gradient(row, leaves, logits, G, reference=None):
+    """Sum over all N^G groups of P(group) * gradient of the row's loss on that group. The reference is the
+    policy itself unless its logits are given."""
 
     def gradient(members):
         def loss(logits):
@@ -55,7 +57,8 @@ def expected_gradient(row, leaves, logits, G):
                 group=jnp.zeros(G, jnp.int32), length=leaves.length[members],
             )
             ready = row.prepare(traj)
-            extra = {"ref_logp": traj.old_logp} if "ref_logp" in row.needs else {}
+            ref_logp = traj.old_logp if reference is None else exact.leaf_logp(reference, leaves)[members]
+            extra = {"ref_logp": ref_logp} if "ref_logp" in row.needs else {}
             return row.loss(logp, traj.old_logp, ready["advantages"], traj.mask, totals=ready["totals"], **extra)[0]
 
         return jax.grad(loss)(logits) * jnp.prod(exact.leaf_prob(logits, leaves)[members])
@@ -83,7 +86,8 @@ def standardised_given_own(reward, others, G):
 @pytest.mark.parametrize("name", ENVS)
 def test_what_each_row_follows(name, G):
     with jax.enable_x64(True):
-        leaves, logits, p, score = setting(name)
+        leaves, logits, p, score_t = setting(name)
+        score = score_t.sum(1)
         leaves = leaves._replace(reward=jnp.asarray(np.round(np.asarray(leaves.reward, np.float64) * 4) / 4))
         reward, lengths = np.asarray(leaves.reward), np.asarray(leaves.mask).sum(1)
         grad_J = np.einsum("n,n,nkv->kv", p, reward, score)
@@ -105,10 +109,26 @@ def test_what_each_row_follows(name, G):
             assert np.abs(claim - grad_J).max() > 1e-3
 
 
+@pytest.mark.parametrize("name", ENVS)
+def test_the_kl_of_grpo_pulls_towards_the_reference(name):
+    """k3 in the loss adds beta E[1/n sum_t (1 - ref/pi) grad log pi], whatever the group."""
+    with jax.enable_x64(True):
+        leaves, logits, p, score_t = setting(name)
+        reference = jnp.asarray(np.random.default_rng(2).normal(size=logits.shape))
+        got = expected_gradient(ROWS["grpo"], leaves, jnp.asarray(logits), 2, reference)
+        without = expected_gradient(ROWS["grpo_no_kl"], leaves, jnp.asarray(logits), 2)
+        logp, ref_logp = (np.asarray(exact.leaf_logp(jnp.asarray(x), leaves)) for x in (logits, reference))
+        weight = (1 - np.exp(ref_logp - logp)) / np.asarray(leaves.mask).sum(1, keepdims=True)
+        pull = np.einsum("n,nt,ntkv->kv", p, weight, score_t)
+        np.testing.assert_allclose(got - without, 0.04 * pull, atol=1e-9)
+        assert np.abs(pull).max() > 1e-2
+
+
 def test_binary_bandit_closed_form():
     """One decision, reward 0 or 1 with success probability s: GRPO follows grad s times a factor of s alone."""
     with jax.enable_x64(True):
-        leaves, logits, p, score = setting("bandit")
+        leaves, logits, p, score_t = setting("bandit")
+        score = score_t.sum(1)
         reward = np.array([0.0, 1.0, 1.0])
         leaves = leaves._replace(reward=jnp.asarray(reward))
         s, G = p @ reward, 3

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -22,6 +23,7 @@ from jaxpt.lab.identity import claim_records, digest, program_identity, stage_id
 from jaxpt.lab.merge import rehearse
 from jaxpt.lab.run import run
 from jaxpt.lab.worker import compute_seed
+from jaxpt.train.program import Program
 
 TOY = str(Path(toy_experiment.__file__).resolve())
 LONG = {"steps": 40, "chunk": 1}  # many chunks: a kill falls between any two writes
@@ -339,6 +341,24 @@ def test_rehearsal_forgives_what_data_may_excuse():
     wide = Experiment(experiment.tiers, stages, [], [Panel("wide", {"x": "slow/x"}, "y")])
     with pytest.raises(UserError, match="more than one number per step"):
         rehearse(wide, None, stages, 2, {}, shapes)
+
+
+def test_programs_of_one_factory_are_told_apart():
+    def maker(speed):
+        return lambda config: Program(
+            lambda key, hyper, start=None: {"x": jnp.float32(0)},
+            lambda state: ({"x": state["x"] + speed}, {"x": state["x"] + speed}), {}, lambda state: state,
+        )
+
+    one, ten = (Stage(name, maker(speed), None, 4) for name, speed in (("one", 1.0), ("ten", 10.0)))
+    assert program_identity(one) != program_identity(ten)
+    assert program_identity(one) == program_identity(Stage("again", maker(1.0), None, 4))
+
+
+def test_tuning_seeds_and_evidence_do_not_share_a_folder(tmp_path):
+    run(TOY, "smoke", seeds=1, out=tmp_path, overrides={"steps": 2})
+    with pytest.raises(UserError, match="both sides of 10000"):
+        run(TOY, "smoke", seeds=1, seed0=10000, out=tmp_path, overrides={"steps": 2}, resume=True)
 
 
 @pytest.mark.parametrize("arguments, sentence", [

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from jaxpt.objectives import ROWS
-from jaxpt.objectives.describe import describe, difference, get, probe_batch
+from jaxpt.objectives import ROWS, TABLES, get
+from jaxpt.objectives.describe import describe, difference, probe_batch
 from jaxpt.objectives.reduction import totals_of
 from jaxpt.types import Trajectory
 
@@ -179,12 +179,12 @@ def test_nothing_to_train_on_is_zero():
 
 
 @given(seed=seeds)
-def test_bfloat16_inputs_stay_within_their_rounding(seed):
+def test_bfloat16_inputs_are_computed_in_float32(seed):
     batch, _ = draw(seed)
     half = {k: (jnp.asarray(v).astype(jnp.bfloat16) if k != "mask" else v) for k, v in batch.items()}
     back = {k: (np.asarray(v.astype(jnp.float32)) if k != "mask" else v) for k, v in half.items()}
     for name, (value, _, _) in run({k: v for k, v in half.items()}).items():
-        np.testing.assert_allclose(np.float32(value), run(back)[name][0], rtol=0.05, atol=0.05, err_msg=name)
+        np.testing.assert_allclose(np.float32(value), run(back)[name][0], rtol=1e-5, atol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -218,7 +218,47 @@ def test_unknown_row_names_the_nearest():
 
 
 def test_names_are_unique_and_trajectory_has_the_contract_s_fields():
-    assert len(ROWS) == len({row.name for row in ROWS.values()})
+    assert len(ROWS) == sum(map(len, TABLES))
     assert Trajectory._fields == (
         "tokens", "mask", "old_logp", "turn", "signals", "reward", "gold", "parts", "truncated", "group", "length", "support",
     )
+
+
+def test_an_unknown_constant_is_refused():
+    traj, stats = probe_batch()
+    with pytest.raises(TypeError, match="no constant 'eps_hgih'"):
+        ROWS["grpo_no_kl"].prepare(traj, eps_hgih=0.3)
+
+
+def test_the_clip_by_hand():
+    """One token each: ratio 1.5 and 0.5, advantage +1 and -1; the pessimistic bound binds in two of the four."""
+    logp = jnp.log(jnp.asarray([[1.5], [1.5], [0.5], [0.5]]))
+    advantages = jnp.asarray([[1.0], [-1.0], [1.0], [-1.0]])
+    mask = jnp.ones((4, 1), bool)
+    (value, metrics), grad = jax.value_and_grad(
+        lambda logp: ROWS["grpo_no_kl"].loss(logp, jnp.zeros((4, 1)), advantages, mask, totals=totals_of(mask)), has_aux=True
+    )(logp)
+    np.testing.assert_allclose(value, -(1.2 - 1.5 + 0.5 - 0.8) / 4, rtol=1e-6)
+    assert metrics["clip_fraction"] == (2, 4) and metrics["ratio"][1] == 4
+    np.testing.assert_allclose(grad[:, 0], [0, 1.5 / 4, -0.5 / 4, 0], rtol=1e-6)
+
+
+@given(d=st.floats(-30, 30, width=32))
+def test_k3_keeps_its_digits_near_zero(d):
+    from jaxpt.objectives.kl import k3
+
+    with jax.enable_x64(True):
+        exact = lambda x: jnp.where(jnp.abs(x) < 1e-3, x * x / 2 * (1 + x / 3 + x * x / 12), jnp.expm1(x) - x)  # noqa: E731
+        expected = float(exact(jnp.float64(d))) if d <= 20 else float(np.exp(20.0) * (1 + d - 20) - 1 - d)
+    value, slope = jax.value_and_grad(lambda x: k3(jnp.float32(0), x))(jnp.float32(d))
+    assert value >= 0
+    np.testing.assert_allclose(value, expected, rtol=2e-5)
+    np.testing.assert_allclose(slope, np.expm1(min(d, 20.0)) if d <= 20 else np.exp(20.0) - 1, rtol=1e-4, atol=1e-30)
+
+
+def test_advantage_zero_at_minus_infinity_is_zero():
+    logp, mask = jnp.asarray([[-jnp.inf, -1.0]]), jnp.ones((1, 2), bool)
+    value, grad = jax.value_and_grad(
+        lambda logp: ROWS["rloo"].loss(logp, logp, jnp.asarray([[0.0, 2.0]]), mask, totals=totals_of(mask))[0]
+    )(logp)
+    assert value == 2 and np.asarray(grad).tolist() == [[0, -2]]

@@ -19,6 +19,7 @@ ENVS = {
     "chain": envs.make("chain", p=5, max_level=3),
     "forced": envs.make("chain", p=5, max_level=3, force="think"),
     "tree": envs.make("tree", vocab=3, depth=3, observe=(1,)),
+    "bandit": envs.make("bandit", arms=3, noise=1.0),
 }
 
 
@@ -47,13 +48,15 @@ LIMITED = roll(ENVS["chain"], sampler(1.3, top_k=4))
 
 
 def replay(env, task, key, tokens, n, length):
-    """One row fed token by token to the environment, outside jit: its masks and its outcome."""
-    noise = jax.random.split(key)[0]
-    state, decided = env.init(task, noise), []
+    """One row fed token by token to the environment, outside jit: what it decided, signalled and paid."""
+    luck = jax.random.split(key)[0]
+    state, decided, signals = env.init(task, luck), [], []
     for t in range(n, length):
         decided.append(int(env.pending(task, state)))
+        free = decided[-1] == POLICY
+        signals.append(np.asarray(env.signals(task, state, tokens[t])) if free else np.zeros(len(env.spec.signals)))
         state = env.feed(task, state, tokens[t])
-    return decided, int(env.pending(task, state)), env.outcome(task, state)
+    return decided, signals, int(env.pending(task, state)), env.outcome(task, state)
 
 
 @pytest.mark.parametrize("name", ENVS)
@@ -69,12 +72,14 @@ def test_a_replay_gives_the_same_episode(name, seed):
         prompt, n = (np.asarray(x) for x in env.prompt(task))
         tokens, length = np.asarray(traj.tokens[row]), int(traj.length[row])
         np.testing.assert_array_equal(tokens[:n], prompt[:n])
-        decided, end, outcome = replay(env, task, keys[row], tokens, int(n), length)
+        decided, signals, end, outcome = replay(env, task, keys[row], tokens, int(n), length)
         assert end == DONE and DONE not in decided
         np.testing.assert_array_equal(np.asarray(traj.mask[row, n:length]), np.array(decided) == POLICY)
         for t, forced in enumerate(decided):
             assert forced in (POLICY, tokens[n + t])
-        assert float(traj.reward[row]) == float(outcome.reward) and bool(traj.truncated[row]) == bool(outcome.truncated)
+        np.testing.assert_array_equal(traj.signals[row, n:length], np.array(signals).reshape(length - n, -1))
+        for name in ("reward", "gold", "parts", "truncated"):
+            np.testing.assert_allclose(getattr(traj, name)[row], getattr(outcome, name), rtol=1e-6, err_msg=name)
         assert not np.asarray(traj.mask[row, :n]).any() and not np.asarray(traj.mask[row, length:]).any()
         assert (tokens[length:] == 0).all()
 

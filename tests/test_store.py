@@ -25,9 +25,13 @@ STATE = {
 }
 
 
+OWNER = store.owner("s", 0)
+BOUNDS = store.chunk_bounds(6, 2)
+
+
 def chunk(first=0, state=True):
     metrics = {"loss": np.array([1.0, np.nan]), "x": np.arange(4.0).reshape(2, 2)}
-    return store.Chunk(first, 2, 0.5, metrics, to_leaves(STATE) if state else None)
+    return store.Chunk(OWNER, first, 2, 0.5, metrics, to_leaves(STATE) if state else None)
 
 
 def fill(folder, states):
@@ -102,7 +106,7 @@ def test_dropping_the_state_keeps_the_metrics(tmp_path):
 ])
 def test_where_a_run_continues(tmp_path, states, done):
     fill(tmp_path, states)
-    found, state = store.progress(tmp_path, "s", 0, 3)
+    found, state = store.progress(tmp_path, "s", 0, OWNER, BOUNDS)
     assert found == done
     assert (state is None) == (done == 0)
     assert store.complete(tmp_path, {"s": 3}, 0) == (len(states) == 3 and None not in states)
@@ -178,3 +182,28 @@ def test_chunk_bounds_cover_each_step_once():
         for size in range(1, 10):
             bounds = store.chunk_bounds(steps, size)
             assert [first + i for first, n in bounds for i in range(n)] == list(range(steps))
+
+
+@pytest.mark.parametrize("owner, bounds", [(store.owner("other", 0), (0, 2)), (store.owner("s", 1), (0, 2)), (OWNER, (2, 2))])
+def test_a_chunk_in_another_s_place_is_refused(tmp_path, owner, bounds):
+    path = tmp_path / "c.npz"
+    store.save_chunk(path, chunk())
+    assert store.load_own(path, OWNER, (0, 2)).steps == 2
+    with pytest.raises(UserError, match="another stage's or seed's"):
+        store.load_own(path, owner, bounds)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"runs": []}', "not json"])
+def test_a_damaged_config_is_told(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UserError, match="config.json is unreadable"):
+        store.read_config(tmp_path)
+
+
+def test_damaged_inputs_are_told_and_strays_are_no_seeds(tmp_path):
+    (tmp_path / "inputs.npz").write_bytes(b"PK nonsense")
+    with pytest.raises(UserError, match="inputs.npz is corrupt"):
+        store.read_inputs(tmp_path)
+    (tmp_path / "chunks" / "s").mkdir(parents=True)
+    (tmp_path / "chunks" / "s" / "foo-bar.npz").touch()
+    assert store.seeds_on_disk(tmp_path) == []

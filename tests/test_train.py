@@ -6,10 +6,13 @@ import numpy as np
 import optax
 import pytest
 
+from jaxpt import envs
 from jaxpt.envs import exact, make
-from jaxpt.models import ModelConfig
+from jaxpt.models import ModelConfig, make_model, stack_layers
 from jaxpt.models.counts import dot_flops
+from jaxpt.ops.sampling import row_keys
 from jaxpt.rollout.generate import STRIDE, whole_strides
+from jaxpt.train import common
 from jaxpt.train.budget import update_flops
 from jaxpt.train.common import EnvConfig, EvalConfig
 from jaxpt.train.optim import OptimConfig, make_optimizer, scale_at
@@ -129,6 +132,12 @@ def test_the_optimizer_is_adamw_on_clipped_gradients():
     (lambda: EnvConfig("chain", {}, (0, 3)), "expected 1 <= low <= high <= 8"),
     (lambda: EnvConfig("chian"), "'chain'"),
     (lambda: TabularConfig(source="expert"), "expected one of policy, demonstrator"),
+    (lambda: PolicyConfig(env=BANDIT, model=MODEL, prompts=0), "prompts: got 0, expected a number above 0"),
+    (lambda: PolicyConfig(env=BANDIT, model=MODEL, objective="grppo"), "nearest: 'grpo'"),
+    (lambda: SftConfig(env=BANDIT, model=MODEL, style="thnik"), "style: got 'thnik', expected one of best"),
+    (lambda: SftConfig(env=BANDIT, model=MODEL, style="best", objective="grpo"), "expected a supervised row"),
+    (lambda: PolicyConfig(model=MODEL), "model.vocab: got 5, expected at least"),
+    (lambda: EvalConfig(every=0), "every: got 0"),
 ])
 def test_bad_configs_are_named(build, message):
     with pytest.raises(ValueError, match=message):
@@ -146,3 +155,113 @@ def test_the_budget_counts_the_products_that_a_step_executes(objective):
         state = jax.eval_shape(lambda p=program: p.init(jax.random.key(0), hyper_of(p)))
         trips = whole_strides(env.make().spec.response_len) // STRIDE
         assert dot_flops(program.step, state, trips=trips) == claimed
+
+
+@pytest.fixture
+def opposite(monkeypatch):
+    """A bandit whose reward is the negative of its gold."""
+
+    def make_env():
+        env = envs.ENVS["bandit"](arms=3)
+        return env._replace(outcome=lambda task, state: (lambda o: o._replace(reward=-o.gold))(env.outcome(task, state)))
+
+    monkeypatch.setitem(envs.ENVS, "opposite", make_env)
+    return EnvConfig("opposite")
+
+
+def policy_run(steps, hyper=None, **fields):
+    cfg = PolicyConfig(**{"env": BANDIT, "model": MODEL, "objective": "rloo", "prompts": 16, "group": 8,
+                          "eval": EvalConfig(1, 64), **fields})
+    program = make_policy(cfg)
+    start = program.init(jax.random.key(0), hyper_of(program, **(hyper or {})))
+    return cfg, start, *run(program, steps, start)
+
+
+def test_training_sees_the_reward_and_evaluation_the_gold(opposite, monkeypatch):
+    env = envs.ENVS["opposite"]()
+    monkeypatch.setitem(envs.ENVS, "opposite", lambda: env._replace(  # arms keep their places, so one can be learnt
+        sample=lambda key, level: jnp.linspace(0.0, 1.0, 3)))
+    _, _, _, metrics = policy_run(30, env=opposite, optim=OptimConfig(learning_rate=0.1))
+    np.testing.assert_allclose(metrics["reward"], -metrics["gold"], atol=1e-6)
+    assert metrics["sampled_gold"][0] > 0.3 and metrics["sampled_gold"][-1] < 0.05  # the least gold pays most
+
+
+def test_evaluation_is_one_greedy_and_one_drawn_episode():
+    """Against the exact expectation: on the bandit a policy is one distribution over arms."""
+    cfg, start, state, metrics = policy_run(1, eval=EvalConfig(1, 4096), optim=OptimConfig(learning_rate=0.0))
+    model, env = make_model(MODEL), BANDIT.make()
+    hidden, _ = model.forward(start["params"], jnp.full((1, 1), env.spec.vocab - 1))
+    probs = jax.nn.softmax(hidden[0, 0] @ model.unembed(start["params"]))
+    keys = row_keys(jax.random.fold_in(jax.random.key(common.EVALUATION), common.TASK), jnp.arange(4096))
+    means = common.draw_tasks(env, (1, 1), keys)
+    gold = jnp.pad(means, ((0, 0), (1, 1)))  # what each token earns; tokens that are no arm earn 0
+    drawn, best = float(jnp.mean(gold @ probs)), float(jnp.mean(gold[:, jnp.argmax(probs)]))
+    np.testing.assert_allclose(metrics["greedy_gold"][0], best, atol=1e-5)
+    assert abs(float(metrics["sampled_gold"][0]) - drawn) < 4 * 0.5 / 64
+    assert abs(drawn - best) > 0.05
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_the_ratio_is_one_at_any_temperature(temperature):
+    _, _, _, metrics = policy_run(1, temperature=temperature, objective="grpo")
+    np.testing.assert_allclose(metrics["ratio"], 1.0, atol=1e-5)
+    np.testing.assert_allclose(metrics["kl"], 0.0, atol=1e-9)
+
+
+def test_the_reference_stays_where_the_run_began():
+    _, start, state, metrics = policy_run(5, objective="grpo", optim=OptimConfig(learning_rate=0.1))
+    jax.tree.map(np.testing.assert_array_equal, state["reference"], start["params"])
+    assert metrics["kl"][-1] > 1e-3
+
+
+def test_reward_noise_replaces_rewards_by_coins():
+    _, _, _, plain = policy_run(20)
+    _, _, _, coins = policy_run(20, hyper={"reward_noise": 1.0})
+    np.testing.assert_array_equal(plain["reward"], plain["gold"])
+    n = 20 * 16 * 8
+    assert abs(float(np.mean(coins["reward"])) - 0.5) < 4 * 0.5 / np.sqrt(n)
+    whole = np.asarray(coins["reward"]) * 128  # every reward is 0 or 1
+    np.testing.assert_allclose(whole, np.round(whole), atol=1e-3)
+
+
+def test_flops_are_counted_per_update():
+    cfg, _, _, metrics = policy_run(3)
+    np.testing.assert_allclose(metrics["flops"], policy_flops(cfg) * np.arange(1, 4), rtol=1e-6)
+
+
+def test_the_style_of_the_demonstrations_is_the_config_s():
+    def first_loss(style, corruption):
+        env = EnvConfig("chain", {"p": 5, "max_level": 2, "corruption": corruption}, (1, 2))
+        model = ModelConfig(vocab=env.make().spec.vocab, d_model=8, n_layers=1, n_heads=1)
+        program = make_sft(SftConfig(env=env, model=model, batch=32, style=style))
+        return float(program.step(program.init(jax.random.key(0), hyper_of(program)))[1]["loss"])
+
+    assert first_loss("think", 0.1) == first_loss("think", 0.9)
+    assert first_loss("think_noisy", 0.1) != first_loss("think_noisy", 0.9)
+
+
+def test_tasks_are_drawn_from_every_level():
+    env = make("chain", max_level=4)
+    tasks = common.draw_tasks(env, (2, 4), row_keys(jax.random.key(0), jnp.arange(64)))
+    assert set(np.asarray(tasks.level).tolist()) == {2, 3, 4}
+
+
+def test_keys_of_one_step_do_not_meet():
+    """Task, row, noise and evaluation keys of a step, and what splitting them gives, are all different."""
+    step_key = jax.random.fold_in(jax.random.key(0), 0)
+    keys = []
+    for purpose in (common.TASK, common.ROW, common.NOISE, common.EVALUATION):
+        rows = row_keys(jax.random.fold_in(step_key, purpose), jnp.arange(16))
+        keys += [rows, jax.vmap(jax.random.split)(rows).reshape(-1)]
+    data = np.concatenate([np.asarray(jax.random.key_data(k)) for k in keys])
+    assert len(np.unique(data, axis=0)) == len(data)
+
+
+def test_norm_scales_never_decay_in_either_layout():
+    params = make_model(ModelConfig(vocab=8, d_model=8, n_layers=2, n_heads=1)).init(jax.random.key(0))
+    opt = make_optimizer(OptimConfig(weight_decay=0.5))
+    for tree in (params, stack_layers(params)):
+        zero = jax.tree.map(jnp.zeros_like, tree)
+        updates, _ = opt.update(zero, opt.init(tree), tree)
+        moved = {jax.tree_util.keystr(path): bool(jnp.any(x != 0)) for path, x in jax.tree_util.tree_leaves_with_path(updates)}
+        assert all(moves != ("scale" in name) for name, moves in moved.items()) and len(set(moved.values())) == 2

@@ -1,7 +1,9 @@
 """The command line. Importing it imports neither jax nor numpy: help and lists are instant."""
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 
 import jaxpt
@@ -22,6 +24,7 @@ usage: jaxpt COMMAND ...
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command. Exit codes: 0 done, 1 the experiment's code failed, 2 bad input, 130 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
+    _insist_on_interrupts()
     try:
         code = _dispatch(words)
         sys.stdout.flush()
@@ -31,10 +34,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RunFailed as error:
         return _complain(str(error), 1)
     except KeyboardInterrupt:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         return _complain(_interrupted(words), 130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not fail
         return 141
+
+
+def _insist_on_interrupts() -> None:
+    """Ctrl-C is raised again every few seconds until it is caught here: one that lands in a callback of the
+    garbage collector is printed and lost."""
+
+    def interrupt(number: int, frame: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 3.0)
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, interrupt)
+        signal.signal(signal.SIGALRM, interrupt)
 
 
 def _dispatch(words: list[str]) -> int:

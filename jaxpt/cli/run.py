@@ -26,9 +26,8 @@ WHAT = ("Runs one experiment (a name from `jaxpt list`, or path/to/file.py) and 
 
 
 def run_command(words: Sequence[str]) -> int:
-    words = ["--help" if word == "-h" else word for word in words]
-    name, rest = (words[0], words[1:]) if words and not words[0].startswith("-") else (None, words)
-    values, fields = split(rest, OPTIONS)
+    values, fields = split(["--help" if word == "-h" else word for word in words], OPTIONS)
+    name = fields.pop(0) if fields and not fields[0].startswith("-") else None
     if values.pop("--help"):
         print(help_text(USAGE, WHAT, OPTIONS))
         if name is not None:
@@ -77,15 +76,14 @@ def _overrides(name: str, tier: str, words: list[str]) -> dict[str, Any]:
         if flag.replace("_", "-") not in known:
             hint = expected(flag.replace("_", "-"), [*known, *OPTIONS])
             raise UserError(f"{'option' if flag.startswith('-') else 'argument'} {flag} is unknown: {hint}")
-    config = _parse(default, words)
-    if config is None:
+    read = _parse(default, words)
+    if read is None:
         for group in groups:
             if _parse(default, group) is None:
                 flag, _, value = " ".join(group).replace("=", " ", 1).partition(" ")
                 raise UserError(f"{flag} {value}: {known[flag.replace('_', '-')]} is expected")
         raise UserError(f"{' '.join(words)}: these fields do not go together")
-    fields = [f.name for f in dataclasses.fields(default)]
-    return {f: getattr(config, f) for f in fields if getattr(config, f) != getattr(default, f)}
+    return {name: value for name, value in read.items() if value != getattr(default, name)}
 
 
 def _groups(words: Sequence[str]) -> list[list[str]]:
@@ -115,17 +113,22 @@ def _field_flags(config: Any, prefix: str) -> dict[str, str]:
     return flags
 
 
-def _parse(default: Any, words: Sequence[str]) -> Any | None:
-    """tyro's reading of the words; None where it finds a fault. A config's own ValueError is the user's."""
+def _parse(default: Any, words: Sequence[str]) -> dict[str, Any] | None:
+    """tyro's reading of the words; None where it finds a fault. A config's own ValueError is the user's: tyro
+    would print it in a box, so the fields are read without the checks, which then run once on the whole."""
     import tyro
 
+    bare = dataclasses.make_dataclass(
+        type(default).__name__, [(f.name, f.type, f) for f in dataclasses.fields(default)], frozen=True,
+        namespace={"__module__": type(default).__module__},
+    )
+    values = {f.name: getattr(default, f.name) for f in dataclasses.fields(default)}
     try:
         with contextlib.redirect_stderr(io.StringIO()):
-            return tyro.cli(type(default), default=default, args=list(words))
+            read = tyro.cli(bare, default=bare(**values), args=list(words))
     except SystemExit:
         return None
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    return {f: getattr(read, f) for f in values}
 
 
 @contextlib.contextmanager
@@ -145,7 +148,7 @@ def _progress() -> Iterator[Callable[[dict[str, Any]], None]]:
 
         def show(message: dict[str, Any]) -> None:
             count(message)
-            bar.update(task, total=count.total, completed=count.done, description=count.sentence)
+            bar.update(task, total=count.total or None, completed=count.done, description=count.sentence)
 
         yield show
 
@@ -158,7 +161,9 @@ class _Count:
         self.seen: dict[tuple[int, str], int] = {}
 
     def __call__(self, message: dict[str, Any]) -> None:
-        if message["kind"] == "plan":
+        if message["kind"] == "inputs":
+            self.sentence = f"reading the inputs of {message['experiment']}"
+        elif message["kind"] == "plan":
             self.steps = message["steps"]
             self.total = len(message["seeds"]) * sum(self.steps.values())
             many = f"seeds {len(message['seeds'])}, workers {message['workers']}"
@@ -182,10 +187,11 @@ class _Lines:
 
     def __call__(self, message: dict[str, Any]) -> None:
         self.count(message)
-        if message["kind"] == "plan" or time.monotonic() >= self.next:
+        if message["kind"] in ("inputs", "plan") or time.monotonic() >= self.next:
             self.next = time.monotonic() + self.every
             count = self.count
-            print(f"jaxpt: {count.done}/{count.total} steps, {count.sentence}", file=sys.stderr, flush=True)
+            steps = f"{count.done}/{count.total} steps, " if count.total else ""
+            print(f"jaxpt: {steps}{count.sentence}", file=sys.stderr, flush=True)
 
 
 def _print_result(result: Any) -> None:

@@ -4,6 +4,7 @@ All results are bits per symbol in float64; `stream` is a [N] uint8 array.
 """
 
 import lzma
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -43,17 +44,22 @@ def bigram_bits(logp: np.ndarray, data: np.ndarray, before: int = 0) -> np.ndarr
     return -logp[np.concatenate([[before], data[:-1]]).astype(np.int64), data]
 
 
-def xz_bits(train: bytes, held: bytes) -> float:
-    """Bits that `held` adds to the compressed train text: 8 (|xz(train + held)| - |xz(train)|).
+def xz_size(text: bytes, span: int) -> int:
+    """Bytes of LZMA2 at preset 9 | EXTREME, as a raw stream: the container's rounding to 4 bytes would be noise.
 
-    LZMA2 at preset 9 | EXTREME, as a raw stream: the container's rounding to 4 bytes would be noise. The
-    dictionary is the distance over which the coder finds matches, so it spans the whole text; more would
-    change nothing but the memory (about 10 times the dictionary).
+    span: the dictionary, the distance over which the coder finds matches. Where it spans the whole text, more
+    changes nothing but the memory (about 10 times the dictionary).
     """
-    span = max(MIB, 1 << (len(train) + len(held)).bit_length())
-    filters = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": span}]
+    dictionary = max(MIB, 1 << span.bit_length())
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": dictionary}]
+    return len(lzma.compress(text, format=lzma.FORMAT_RAW, filters=filters))
 
-    def size(text: bytes) -> int:
-        return len(lzma.compress(text, format=lzma.FORMAT_RAW, filters=filters))
 
-    return 8.0 * (size(train + held) - size(train))
+def xz_bits(train: bytes, held: Sequence[bytes], each: Callable = map) -> list[float]:
+    """Bits that each held-out text adds to the compressed train text: 8 (|xz(train + held)| - |xz(train)|).
+
+    each: the map that runs the compressions (a thread pool's, say: lzma lets go of the interpreter's lock).
+    """
+    span = len(train) + max(map(len, held), default=0)
+    alone, *together = each(lambda text: xz_size(train + text, span), [b"", *held])
+    return [8.0 * (size - alone) for size in together]

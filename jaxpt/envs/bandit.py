@@ -65,10 +65,13 @@ def bandit(arms: int = 4, noise: float = 0.0) -> Environment:
     def oracle(means: Array, state: State, key: Key, style: Array) -> Array:
         return jnp.argmax(means).astype(jnp.int32) + 1
 
+    def corpus(key: Key) -> Array:
+        return jnp.stack([jnp.int32(ask), jax.random.randint(key, (), 1, arms + 1)])
+
     def enumerate_(means: Array) -> tuple[Array, Array]:
         return jnp.arange(1, arms + 1, dtype=jnp.int32)[:, None], jnp.ones(arms, jnp.int32)
 
     return Environment(
         name="bandit", spec=spec, sample=sample, prompt=prompt, init=init, pending=pending, feed=feed,
-        signals=signals, outcome=outcome, oracle=oracle, enumerate=enumerate_,
+        signals=signals, outcome=outcome, oracle=oracle, corpus=corpus, enumerate=enumerate_,
     )  # fmt: skip

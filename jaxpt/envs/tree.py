@@ -122,10 +122,13 @@ def tree(vocab: int = 3, depth: int = 3, observe: tuple[int, ...] = ()) -> Envir
         stay = task.reward[state.place] >= below.max()
         return jnp.where(stay, STOP, STOP + 1 + jnp.argmax(below).astype(jnp.int32))
 
+    def corpus(key: Key) -> Array:
+        return jax.random.randint(key, (1 + response_len,), 1, spec.vocab)
+
     def enumerate_(task: Task) -> tuple[Array, Array]:
         return jnp.asarray(tokens), jnp.asarray(length)
 
     return Environment(
         name="tree", spec=spec, sample=sample, prompt=prompt, init=init, pending=pending, feed=feed,
-        signals=signals, outcome=outcome, oracle=oracle, enumerate=enumerate_,
+        signals=signals, outcome=outcome, oracle=oracle, corpus=corpus, enumerate=enumerate_,
     )  # fmt: skip

@@ -1,7 +1,9 @@
 """What goes wrong in a run, as sentences. Imports nothing heavy: the command line needs it early."""
 
 import difflib
+import math
 from collections.abc import Iterable
+from typing import Any
 
 
 class UserError(Exception):
@@ -19,3 +21,12 @@ def expected(value: str, choices: Iterable[str]) -> str:
     if near:
         return f"did you mean {near[0]}?"
     return f"expected one of {', '.join(choices)}" if choices else "there are none"
+
+
+def within(config: Any, low: float, high: float, *names: str) -> None:
+    """ValueError, in the command line's words, unless every named field is a number from low to high."""
+    for name in names:
+        value = getattr(config, name)
+        if not low <= value <= high:
+            limit = f"at least {low:g}" if high == math.inf else f"a number from {low:g} to {high:g}"
+            raise ValueError(f"--{name.replace('_', '-')} {value}: expected {limit}")

@@ -43,7 +43,15 @@ def canonical(value: Any) -> Any:
         return {"partial": canonical(value.func), "args": canonical(value.args),
                 "keywords": canonical(value.keywords)}
     if callable(value):
-        return f"{value.__module__}.{value.__qualname__}"
+        name = f"{value.__module__}.{value.__qualname__}"
+        # Functions made by one factory share their name: what they close over and default to tells them apart.
+        cells = [canonical(cell.cell_contents) for cell in getattr(value, "__closure__", None) or ()]
+        defaults = canonical([getattr(value, "__defaults__", None), getattr(value, "__kwdefaults__", None)])
+        if not cells and "<" not in name:
+            return name
+        code = getattr(value, "__code__", None)
+        body = hashlib.sha256(code.co_code + repr(code.co_consts).encode()).hexdigest() if code else ""
+        return {"function": name, "closure": cells, "defaults": defaults, "code": body}
     return value if isinstance(value, (str, int, float, bool, type(None))) else repr(value)
 
 
@@ -110,8 +118,8 @@ def source_hash(experiment_file: Path) -> str:
 
 
 def versions() -> dict[str, str]:
-    packages = {name: importlib.metadata.version(name) for name in RECORDED}
-    return {"python": platform.python_version(), **packages}
+    packages = {name: importlib.metadata.version(name) for name in RECORDED if name != "jaxpt"}
+    return {"python": platform.python_version(), "jaxpt": jaxpt.__version__, **packages}
 
 
 def must_agree(experiment_file: Path) -> dict[str, str]:

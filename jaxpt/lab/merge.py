@@ -12,6 +12,7 @@ import numpy as np
 from jaxpt.lab import store
 from jaxpt.lab.errors import UserError, expected
 from jaxpt.lab.experiment import Claim, Curves, Experiment, Stage
+from jaxpt.lab.identity import stage_identities
 from jaxpt.lab.statistics import Decision, decide
 
 Chunks = Mapping[tuple[str, int], Sequence[store.Chunk]]  # (stage, seed) -> its chunks
@@ -25,10 +26,11 @@ class Table(dict[str, np.ndarray]):
 
 
 def read_chunks(folder: Path, stages: Sequence[Stage], seeds: Sequence[int]) -> Chunks:
+    identities = stage_identities(stages)
     return {
         (stage.name, seed): [
-            store.load_chunk(store.chunk_path(folder, stage.name, seed, i))
-            for i in range(len(store.chunk_bounds(stage.steps, stage.chunk)))
+            store.load_own(store.chunk_path(folder, stage.name, seed, i), store.owner(identities[stage.name], seed), bound)
+            for i, bound in enumerate(store.chunk_bounds(stage.steps, stage.chunk))
         ]
         for stage in stages for seed in seeds
     }

@@ -52,9 +52,10 @@ def run(name: str, tier: str = "cpu", seeds: int | None = None, seed0: int = 0, 
     """Runs experiment `name` (or path/to/file.py) on seeds seed0, ..., seed0 + seeds - 1 and reports.
 
     overrides: fields of the experiment's Config. on_progress receives {"kind": "plan", steps, ...} once,
-    then "progress" and "done" messages of workers. A resumed run reports on all seeds that the folder has
-    finished. Errors: UserError for bad input, RunFailed where the experiment's own code fails.
+    then "progress" and "done" messages of workers. A resumed run reports on the seeds that were ever asked for
+    here and are finished. Errors: UserError for bad input, RunFailed where the experiment's own code fails.
     """
+    on_progress({"kind": "inputs", "experiment": name})
     plan = make_plan(name, tier, seeds, seed0, out, overrides or {}, launcher)
     must_agree = identity.must_agree(plan.loaded.path)
     with store.locked(plan.folder):
@@ -63,14 +64,16 @@ def run(name: str, tier: str = "cpu", seeds: int | None = None, seed0: int = 0, 
         history = earlier["runs"] if earlier else []
         record = (earlier or plan.record) | {"must_agree": must_agree}
         record["runs"] = history + [_entry(plan, finished=False)]
+        asked = _one_side({seed for entry in record["runs"] for seed in entry["seeds"]})
         store.write_json(plan.folder / "config.json", record)
+        (plan.folder / "report.md").unlink(missing_ok=True)  # its seeds are about to be others
         if earlier is None or not (plan.folder / "inputs.npz").exists():
             store.write_inputs(plan.folder, plan.inputs)
         with _blame(plan.folder):
             _compute(plan, on_progress)
-        on_disk = store.seeds_on_disk(plan.folder)
-        finished = [s for s in on_disk if store.complete(plan.folder, plan.chunks, s)]
+        finished = [s for s in sorted(asked) if store.complete(plan.folder, plan.chunks, s)]
         record["runs"][-1] = _entry(plan, finished=True) | {"seeds": finished}
+        store.write_json(plan.folder / "config.json", record)  # a look at the claims is on record before it is taken
         with _blame(plan.folder):
             return _publish(plan, record, finished)
 
@@ -128,6 +131,13 @@ def _seeds(count: int, first: int) -> list[int]:
     return list(range(first, first + count))
 
 
+def _one_side(seeds: set[int]) -> set[int]:
+    if min(seeds) < TUNING_SEEDS <= max(seeds):
+        raise UserError(f"--seed0: this folder would hold seeds on both sides of {TUNING_SEEDS}, from where on they "
+                        "are for tuning; choose another --out")
+    return seeds
+
+
 def configure(config: Any, overrides: Mapping[str, Any]) -> Any:
     """The tier's config with fields replaced; the config's own ValueError becomes a UserError."""
     fields = [f.name for f in dataclasses.fields(config)]
@@ -156,8 +166,8 @@ def _inputs(experiment: Experiment, config: Any) -> dict[str, np.ndarray]:
 def _stages(experiment: Experiment, config: Any, inputs: Mapping[str, np.ndarray]) -> list[Stage]:
     try:
         return topological(experiment.stages(config, inputs))
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    except (ValueError, ZeroDivisionError, IndexError) as error:
+        raise UserError(f"the experiment cannot be laid out: {error}") from error
 
 
 def flags(config: Any, default: Any, prefix: str = "--") -> list[str]:
@@ -236,7 +246,6 @@ def _publish(plan: Plan, record: Mapping[str, Any], seeds: Sequence[int]) -> Run
     store.write_json(folder / "claims.json", claims)
     store.write(folder / "figure.png", lambda f: f.write(image))
     store.write(folder / "report.md", lambda f: f.write(text.encode()))
-    store.write_json(folder / "config.json", record)
     (folder / "error.txt").unlink(missing_ok=True)
     return RunResult(folder, claims, dict(curves), folder / "report.md", folder / "figure.png",
                      warnings(claims, record["runs"]))

@@ -5,7 +5,7 @@ With x_1..x_n the estimand on n paired units (seeds), mean m and standard deviat
     t          = (m - margin) / (s / sqrt(n)),   n - 1 degrees of freedom
     p_above    = P(T >= t), the one-sided p for "the mean exceeds the margin";   p_below = P(T <= t)
     ci95       = m -+ t_{.975, n-1} s / sqrt(n)
-    mde        = (t_{.95, n-1} + t_{.80, n-1}) s / sqrt(n)      (alpha .05 one-sided, power .80)
+    mde        = (t_{1 - .05/m, n-1} + t_{.80, n-1}) s / sqrt(n)   (power .80 at Holm's hardest step of m claims)
 
 Both p are floored at 2^-n: the n signs of exchangeable differences can say no more than that, so a
 lucky variance (zero, say) cannot make two seeds a proof. It follows that m claims cannot be decided
@@ -32,7 +32,7 @@ class Summary(NamedTuple):
     high: float
     p_above: float  # one-sided, H1: mean > margin
     p_below: float  # one-sided, H1: mean < margin
-    mde: float  # minimal detectable difference of the mean from the margin
+    mde: float  # minimal detectable difference of the mean from the margin, among `family` claims
     note: str = ""
 
 
@@ -45,8 +45,8 @@ class Decision(NamedTuple):
     verdict: str  # supported, refuted, inconclusive, underpowered
 
 
-def summarize(values: np.ndarray, margin: float) -> Summary:
-    """values [n], one per unit. Never raises on the values: n < 2 or a non-finite one is said in `note`."""
+def summarize(values: np.ndarray, margin: float, family: int = 1) -> Summary:
+    """values [n], one per unit; family: how many claims are decided together. Never raises on the values: n < 2 or a non-finite one is said in `note`."""
     x = np.asarray(values, np.float64).reshape(-1)
     n = x.size
     unknown = Summary(n, math.nan, math.nan, math.nan, 1.0, 1.0, math.inf)
@@ -68,7 +68,7 @@ def summarize(values: np.ndarray, margin: float) -> Summary:
     else:
         above, below = (0.0 if gap > 0 else 1.0), (0.0 if gap < 0 else 1.0)
     half = float(stdtrit(df, 0.975)) * error
-    mde = float(stdtrit(df, 1 - ALPHA) + stdtrit(df, POWER)) * error
+    mde = float(stdtrit(df, 1 - ALPHA / family) + stdtrit(df, POWER)) * error
     note = "" if error > 0 else "all values are equal"
     return Summary(n, mean, mean - half, mean + half, max(above, floor), max(below, floor), mde, note)
 
@@ -85,7 +85,7 @@ def holm(p: Sequence[float]) -> np.ndarray:
 
 def decide(samples: Sequence[np.ndarray], margins: Sequence[float]) -> list[Decision]:
     """Verdicts of one family of claims: sample i [n_i] against margin i, Holm in either direction."""
-    summaries = [summarize(x, m) for x, m in zip(samples, margins, strict=True)]
+    summaries = [summarize(x, m, len(samples)) for x, m in zip(samples, margins, strict=True)]
     summaries = [_at_least_reachable(s, len(samples)) for s in summaries]
     above, below = holm([s.p_above for s in summaries]), holm([s.p_below for s in summaries])
     return [

@@ -15,7 +15,8 @@ import fcntl
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -83,6 +84,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 class Chunk(NamedTuple):
+    owner: str  # the identity of its stage and its seed: a file in another's place is no chunk
     first: int  # step before the chunk
     steps: int
     seconds: float
@@ -99,7 +101,7 @@ def save_chunk(path: Path, chunk: Chunk) -> None:
     arrays |= {f"state/{i:04d}": leaf["data"] for i, leaf in enumerate(chunk.state or [])}
     types = [{k: leaf[k] for k in ("dtype", "shape", "key")} for leaf in chunk.state or []]
     meta = {
-        "first": chunk.first, "steps": chunk.steps, "seconds": chunk.seconds,
+        "owner": chunk.owner, "first": chunk.first, "steps": chunk.steps, "seconds": chunk.seconds,
         "checksum": hash_arrays(arrays), "state": None if chunk.state is None else types,
     }
     write_arrays(path, arrays | {"meta": np.frombuffer(json.dumps(meta).encode(), np.uint8)})
@@ -121,7 +123,7 @@ def load_chunk(path: Path) -> Chunk:
     leaves = meta["state"]
     if leaves is not None:
         leaves = [leaf | {"data": arrays[f"state/{i:04d}"]} for i, leaf in enumerate(leaves)]
-    return Chunk(meta["first"], meta["steps"], meta["seconds"], metrics, leaves)
+    return Chunk(meta["owner"], meta["first"], meta["steps"], meta["seconds"], metrics, leaves)
 
 
 def drop_state(path: Path) -> None:
@@ -135,14 +137,27 @@ def chunk_bounds(steps: int, chunk: int) -> list[tuple[int, int]]:
     return [(first, min(chunk, steps - first)) for first in range(0, steps, chunk)]
 
 
-def progress(folder: Path, stage: str, seed: int, chunks: int) -> tuple[int, list[dict[str, Any]] | None]:
+def owner(stage_identity: str, seed: int) -> str:
+    return f"{stage_identity} {seed}"
+
+
+def load_own(path: Path, owner: str, bounds: tuple[int, int]) -> Chunk:
+    """load_chunk, and UserError where the file belongs to another stage, seed or place."""
+    chunk = load_chunk(path)
+    if (chunk.owner, chunk.first, chunk.steps) != (owner, *bounds):
+        raise UserError(f"{path} is another stage's or seed's chunk; delete it and run with --resume")
+    return chunk
+
+
+def progress(folder: Path, stage: str, seed: int, owner: str, bounds: Sequence[tuple[int, int]]
+             ) -> tuple[int, list[dict[str, Any]] | None]:
     """(chunks that need not be computed, state behind them): the longest unbroken row ending in a state."""
     done, state = 0, None
-    for index in range(chunks):
+    for index, bound in enumerate(bounds):
         path = chunk_path(folder, stage, seed, index)
         if not path.exists():
             break
-        chunk = load_chunk(path)
+        chunk = load_own(path, owner, bound)
         if chunk.state is not None:
             done, state = index + 1, chunk.state
     return done, state
@@ -154,7 +169,8 @@ def complete(folder: Path, stages: Mapping[str, int], seed: int) -> bool:
 
 
 def seeds_on_disk(folder: Path) -> list[int]:
-    return sorted({int(p.name.split("-")[0]) for p in folder.glob("chunks/*/*-*.npz") if p.name[0] != "."})
+    names = (re.fullmatch(r"(\d+)-\d+\.npz", p.name) for p in folder.glob("chunks/*/*.npz"))
+    return sorted({int(name[1]) for name in names if name})
 
 
 @contextlib.contextmanager
@@ -181,7 +197,10 @@ def read_config(folder: Path) -> dict[str, Any] | None:
     """config.json of an earlier run; None if nothing was begun here."""
     path = folder / "config.json"
     try:
-        return json.loads(path.read_text())
+        config = json.loads(path.read_text())
+        if not isinstance(config, dict) or not {"runs", "must_agree", "stages"} <= set(config):
+            raise ValueError("not a run's config")
+        return config
     except FileNotFoundError:
         if seeds_on_disk(folder):
             raise UserError(f"{folder} has chunks but no config.json; delete the folder or choose another "
@@ -196,12 +215,12 @@ def check_resumable(folder: Path, earlier: Mapping[str, Any] | None, must_agree:
     """UserError unless a run may begin (or, with resume, go on) in the folder."""
     if earlier is None:
         return
+    before = earlier["must_agree"]
+    changed = sorted(name for name, value in must_agree.items() if before.get(name) != value)
     if not resume:
         state = "a finished run" if (folder / "report.md").exists() else "an unfinished run"
-        raise UserError(f"{folder} holds {state} of this configuration: add --resume to go on with it or "
-                        "to add seeds, or choose another --out")
-    before = earlier.get("must_agree", {})
-    changed = sorted(name for name, value in must_agree.items() if before.get(name) != value)
+        advice = f"{', '.join(changed)} changed since: " if changed else "add --resume to go on with it or to add seeds, or "
+        raise UserError(f"{folder} holds {state} of this configuration: {advice}choose another --out")
     if changed:
         raise UserError(f"{folder} cannot be resumed: {', '.join(changed)} changed since it was begun, so "
                         "old and new steps would not be one experiment; restore them, or choose another --out")
@@ -212,4 +231,9 @@ def write_inputs(folder: Path, inputs: Mapping[str, np.ndarray]) -> None:
 
 
 def read_inputs(folder: Path) -> dict[str, np.ndarray]:
-    return {name.removeprefix("inputs/"): x for name, x in read_arrays(folder / "inputs.npz").items()}
+    path = folder / "inputs.npz"
+    try:
+        arrays = read_arrays(path)
+    except Exception as error:  # damage raises whatever the damaged bytes mean to zip and npy
+        raise UserError(f"{path} is corrupt; delete it and run with --resume") from error
+    return {name.removeprefix("inputs/"): x for name, x in arrays.items()}

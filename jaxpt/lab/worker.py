@@ -25,7 +25,7 @@ import numpy as np
 from jaxpt.lab import store
 from jaxpt.lab.errors import UserError, expected
 from jaxpt.lab.experiment import Stage, load, topological
-from jaxpt.lab.identity import program_identity
+from jaxpt.lab.identity import program_identity, stage_identities
 from jaxpt.train.program import Program
 from jaxpt.types import Array, Key
 
@@ -36,13 +36,15 @@ def compute_seed(folder: Path, stages: Sequence[Stage], seed: int, compiled: Com
                  report: Callable[..., None]) -> None:
     """Runs the stages (in topological order) of one seed, chunk by chunk, from where their files end."""
     parameters: dict[str | None, Any] = {None: None}
+    identities = stage_identities(stages)
     for stage in stages:
         bounds = store.chunk_bounds(stage.steps, stage.chunk)
         identity = program_identity(stage)
         program = _program(stage, identity, compiled)
         init = _once(compiled, ("init", identity), lambda: jax.jit(program.init))
         start = (*_key_and_hyper(stage, program, seed), parameters[stage.after])
-        done, leaves = store.progress(folder, stage.name, seed, len(bounds))
+        owner = store.owner(identities[stage.name], seed)
+        done, leaves = store.progress(folder, stage.name, seed, owner, bounds)
         if leaves is None:
             leaves = to_leaves(init(*start))
         state = from_leaves(leaves, jax.tree.structure(jax.eval_shape(init, *start)))
@@ -55,7 +57,7 @@ def compute_seed(folder: Path, stages: Sequence[Stage], seed: int, compiled: Com
             metrics = {name: _host(x) for name, x in metrics.items()}
             seconds = time.perf_counter() - started
             path = store.chunk_path(folder, stage.name, seed, index)
-            store.save_chunk(path, store.Chunk(first, steps, seconds, metrics, to_leaves(state)))
+            store.save_chunk(path, store.Chunk(owner, first, steps, seconds, metrics, to_leaves(state)))
             if index > 0:
                 store.drop_state(store.chunk_path(folder, stage.name, seed, index - 1))
             last = {name: float(x[-1]) for name, x in metrics.items() if x.ndim == 1}

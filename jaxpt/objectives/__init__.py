@@ -1,6 +1,19 @@
 """The table of objectives: ROWS[name] -> Row. Names are unique over all tables."""
 
+import difflib
+
 from jaxpt.objectives import policy, supervised
 from jaxpt.objectives.row import Row
 
-ROWS: dict[str, Row] = {row.name: row for table in (supervised, policy) for row in table.ROWS}
+TABLES = (supervised.ROWS, policy.ROWS)
+ROWS: dict[str, Row] = {row.name: row for table in TABLES for row in table}
+if len(ROWS) < sum(map(len, TABLES)):
+    raise ValueError("two objectives have one name")
+
+
+def get(name: str) -> Row:
+    """The row of that name; ValueError names the nearest one."""
+    if name not in ROWS:
+        near = difflib.get_close_matches(name, ROWS, n=1, cutoff=0.0)
+        raise ValueError(f"unknown objective {name!r}; nearest: {near[0]!r} (known: {', '.join(ROWS)})")
+    return ROWS[name]

@@ -1,9 +1,10 @@
 """Advantages of whole episodes, [B] -> [B], from the rewards of a group (rows with one value of `group`).
 
-One contract for all of them: a reward that is NaN is missing; its row gets 0 and takes no part in its
-group's baseline. A group without signal (one scored member, or rewards equal up to float rounding) gets
-exactly 0. Arithmetic is float32 (float64 stays), centred on a member of the group before any mean, so
-equal rewards give exact zeros at any size and any value.
+One contract for all that read rewards: a reward that is not finite is missing; its row gets 0 and takes no
+part in its group's baseline (it still counts in the totals of a reduction, as a token or row of loss 0).
+A group without signal (one scored member, or rewards equal up to float rounding) gets exactly 0.
+Arithmetic is float32 (float64 stays), centred on a member of the group before any mean, so equal rewards
+give exact zeros at any size and any value.
 """
 
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ def _positions(rewards: Array, group: Array) -> tuple[Array, Array, Array]:
     All three are [B]; places are 0 in a group without signal.
     """
     rewards = rewards.astype(jnp.promote_types(rewards.dtype, jnp.float32))
-    scored = ~jnp.isnan(rewards)
+    scored = jnp.isfinite(rewards)
     low, high = group_extreme(rewards, group, scored)
     n = group_sum(jnp.ones_like(rewards), group, scored)
     rounding = 4 * jnp.finfo(rewards.dtype).eps * jnp.maximum(jnp.abs(low), jnp.abs(high))
@@ -36,7 +37,7 @@ def constant(rewards: Array, group: Array) -> Array:
 def monte_carlo(rewards: Array, group: Array) -> Array:
     """A_i = r_i: no baseline (Williams 1992)."""
     rewards = rewards.astype(jnp.promote_types(rewards.dtype, jnp.float32))
-    return keep(rewards, ~jnp.isnan(rewards))
+    return keep(rewards, jnp.isfinite(rewards))
 
 
 def leave_one_out(rewards: Array, group: Array) -> Array:
@@ -55,7 +56,7 @@ def standardised(rewards: Array, group: Array, *, std_eps: float = 0.0, ddof: fl
     by n - 1. std_eps is in the units of the reward; 0 makes the result exactly invariant to affine maps.
     """
     place, spread, n = _positions(rewards, group)
-    scored = ~jnp.isnan(rewards)
+    scored = jnp.isfinite(rewards)
     variance = safe_div(group_sum(place**2, group, scored), jnp.maximum(n - ddof, 0.0))
     std = jnp.sqrt(jnp.where(variance > 0, variance, 1.0))
     return safe_div(place * spread, std * spread + std_eps)

@@ -19,7 +19,7 @@ from jaxpt.types import Array, Trajectory
 
 
 class Part(NamedTuple):
-    """fn computes it; `formula` has {hyper} placeholders; `uses` names the constants fn takes."""
+    """fn computes it; `formula` has {hyper} placeholders; `uses` names the constants that stand in it."""
 
     fn: Callable
     formula: str
@@ -93,13 +93,19 @@ def compose(
     if used != set(hyper):
         raise ValueError(f"row {name!r}: hyper has {sorted(hyper)}, its parts use {sorted(used)}")
 
+    def constants_with(overrides: Mapping[str, float]) -> dict[str, float]:
+        unknown = set(overrides) - set(hyper)
+        if unknown:
+            raise TypeError(f"row {name!r} has no constant {sorted(unknown)[0]!r}, only {sorted(hyper)}")
+        return {**hyper, **overrides}
+
     def apply(kind: str, *arrays: Array, **constants: float):
         return parts[kind].fn(*arrays, **{k: constants[k] for k in parts[kind].uses})
 
     def prepare(traj: Trajectory, **overrides: float) -> dict:
         trained = jnp.any(traj.mask > 0, axis=1)  # a row without trainable tokens takes no part in a baseline
         rewards = jnp.where(trained, traj.reward, jnp.nan)
-        per_row = apply("advantage", rewards, traj.group, **{**hyper, **overrides})
+        per_row = apply("advantage", rewards, traj.group, **constants_with(overrides))
         return {
             "advantages": keep(jnp.broadcast_to(per_row[:, None], traj.mask.shape), traj.mask),
             "totals": reductions.totals_of(traj.mask),
@@ -107,14 +113,15 @@ def compose(
 
     def loss(logp, old_logp, advantages, mask, *, totals, ref_logp=None, **overrides):
         chex.assert_equal_shape([logp, old_logp, advantages, mask])
-        constants = {**hyper, **overrides}
-        logp = keep(logp, mask)
-        old_logp, advantages = keep(stop(old_logp), mask), keep(stop(advantages), mask)
+        constants = constants_with(overrides)
+        logp, old_logp, advantages = (
+            keep(_at_least_float32(x), mask) for x in (logp, stop(old_logp), stop(advantages))
+        )
         rho = apply("ratio", logp, old_logp, mask)
         per_token, extra = apply("surrogate", logp, rho, advantages, **constants)
         metrics = {"ratio": rho, **extra}
         if kl != "none":
-            divergence = parts["kl"].fn(logp, keep(stop(ref_logp), mask))
+            divergence = parts["kl"].fn(logp, keep(_at_least_float32(stop(ref_logp)), mask))
             per_token = per_token + constants["beta"] * divergence
             metrics["kl"] = divergence
         value = parts["reduction"].fn(per_token, mask, totals)
@@ -130,3 +137,7 @@ def compose(
         hyper=hyper, prepare=prepare, loss=loss, additive=True, claims=claims,
         parts={kind: part.words for kind, part in parts.items()},
     )
+
+
+def _at_least_float32(x: Array) -> Array:
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))

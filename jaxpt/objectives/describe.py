@@ -1,22 +1,12 @@
 """Rows in words: the formula with every constant, and how two rows differ, in words and on a probe batch."""
 
-import difflib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpt.objectives import ROWS
+from jaxpt.objectives import get
 from jaxpt.objectives.row import Row
 from jaxpt.types import Trajectory
-
-
-def get(name: str) -> Row:
-    """The row of that name; ValueError names the nearest one."""
-    if name not in ROWS:
-        near = difflib.get_close_matches(name, ROWS, n=1, cutoff=0.0)
-        raise ValueError(f"unknown objective {name!r}; nearest: {near[0]!r} (known: {', '.join(ROWS)})")
-    return ROWS[name]
 
 
 def describe(name: str) -> str:

@@ -2,12 +2,13 @@
 
 import jax.numpy as jnp
 
+from jaxpt.ops.masked import keep
 from jaxpt.types import Array
 
 
 def score(logp: Array, ratio: Array, advantages: Array) -> tuple[Array, dict[str, Array]]:
-    """-A log pi: the score function estimator (Williams 1992)."""
-    return -advantages * logp, {}
+    """-A log pi: the score function estimator (Williams 1992). 0 where A is 0, even for log pi = -inf."""
+    return -advantages * keep(logp, advantages != 0), {}
 
 
 def clipped(

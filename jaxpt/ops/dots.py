@@ -1,6 +1,7 @@
 """Matrix products: float32, or bfloat16 inputs with float32 sums.
 
-Only the inputs of the products are rounded; sums, outputs and everything between products stay float32
+"float32" is float32 at the backend's default precision: exact on CPUs, possibly less on accelerators.
+With "bfloat16" only the inputs of the products are rounded; sums, outputs and everything between products stay float32
 (mixed precision as in Micikevicius et al. 2018, arXiv:1710.03740, without loss scaling because bfloat16
 has float32's exponents).
 """

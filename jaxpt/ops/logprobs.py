@@ -1,7 +1,7 @@
 """The one function that owns shift, temperature, support and gather.
 
-Objectives ask for statistics of the decisions in a batch; [B,T,V] logits are never held: the vocabulary
-product runs over chunks of positions, and the backward pass computes each chunk again.
+Objectives ask for statistics of the decisions in a batch. Logits of more than `chunk` positions are never
+held: the vocabulary product runs over chunks, and the backward pass computes each of them again.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,8 @@ def token_stats(
     """Statistics [B,T] of the decisions behind `tokens`, in nats; index 0 is 0.
 
     hidden [B,T,D], W [D,V], tokens [B,T]: index t is decided by softmax(hidden[:, t-1] @ W / temperature),
-    restricted to `support` ([B,T,ceil(V/8)] uint8, jnp.packbits along V) where it is given.
+    restricted to `support` ([B,T,ceil(V/8)] uint8, jnp.packbits along V) where it is given; a row of zeros,
+    as rollouts store at slots that are no decisions, restricts nothing.
         logp       log-probability of tokens[t]; -inf for a token outside the support
         entropy    of the whole distribution
         logsumexp  of the tempered logits
@@ -49,6 +50,7 @@ def token_stats(
 
     def stats(x: dict[str, Array], W: Array, W_other: Array | None) -> dict[str, Array]:
         kept = None if support is None else jnp.unpackbits(x["support"], axis=-1, count=W.shape[1]) > 0
+        kept = None if kept is None else kept | ~jnp.any(kept, axis=-1, keepdims=True)
         logits = _logits(x["hidden"], W, temperature, kept)
         reference = None if other is None else _logits(x["other"], W_other, temperature, kept)
         return {name: _statistic(name, logits, x["token"], reference) for name in want}

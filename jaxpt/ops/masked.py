@@ -32,7 +32,7 @@ def count(mask: Array, axis: int | None = None) -> Array:
 
 def safe_div(num: Array, den: Array) -> Array:
     """num / den, and 0 (value and gradient) where den is 0."""
-    den, empty = jnp.broadcast_arrays(den, den == 0)
+    empty = den == 0
     return jnp.where(empty, 0.0, num / jnp.where(empty, 1.0, den))
 
 
@@ -47,19 +47,28 @@ def bounded_exp(x: Array, bound: float = 20.0) -> Array:
     return jnp.exp(jnp.minimum(x, bound)) * (1.0 + jnp.maximum(x - bound, 0.0))
 
 
-def group_sum(x: Array, group: Array, weight: Array) -> Array:
-    """Sum of weight * x over the rows of the same group, given back to each row. x, group, weight [B].
+def exp_excess(x: Array) -> Array:
+    """exp(x) - 1 - x >= 0 without cancellation near 0, and with the linear tail of bounded_exp."""
+    near = jnp.abs(x) < 0.1
+    y = jnp.where(near, x, 0.0)
+    series = 0.5 * y**2 * (1 + y / 3 * (1 + y / 4 * (1 + y / 5 * (1 + y / 6))))
+    far = jnp.where(near, 1.0, x)
+    return jnp.where(near, series, bounded_exp(far) - 1.0 - far)
+
+
+def group_sum(x: Array, group: Array, mask: Array) -> Array:
+    """Sum of x over the rows of the same group that count, given back to each row. x, group, mask [B].
 
     Any int labels, in any order. Quadratic in B and exact under permutation of rows up to rounding: batches
     of a few thousand rows are what it is for.
     """
     same = group[:, None] == group[None, :]
-    return jnp.sum(jnp.where(same & (weight > 0)[None, :], x[None, :], 0.0), axis=1)
+    return jnp.sum(jnp.where(same & (mask > 0)[None, :], x[None, :], 0.0), axis=1)
 
 
-def group_extreme(x: Array, group: Array, weight: Array) -> tuple[Array, Array]:
-    """Smallest and largest x of each row's group, given back to each row; (inf, -inf) for an empty group."""
-    same = (group[:, None] == group[None, :]) & (weight > 0)[None, :]
+def group_extreme(x: Array, group: Array, mask: Array) -> tuple[Array, Array]:
+    """Smallest and largest x that counts in each row's group, given back to each row; (inf, -inf) where none."""
+    same = (group[:, None] == group[None, :]) & (mask > 0)[None, :]
     low = jnp.min(jnp.where(same, x[None, :], jnp.inf), axis=1)
     high = jnp.max(jnp.where(same, x[None, :], -jnp.inf), axis=1)
     return low, high

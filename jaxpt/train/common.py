@@ -1,6 +1,6 @@
 """What the supervised and the policy program share: tasks, statistics of a batch, evaluation."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,18 +9,18 @@ import jax.numpy as jnp
 
 from jaxpt import envs
 from jaxpt.envs.protocol import Environment
-from jaxpt.models import Model
+from jaxpt.models import Model, ModelConfig
 from jaxpt.objectives.row import Row
 from jaxpt.ops.logprobs import token_stats
 from jaxpt.ops.masked import count, keep, masked_sum
 from jaxpt.ops.sampling import Chooser, greedy, row_keys, sampler
 from jaxpt.rollout import generate
-from jaxpt.train.optim import apply_update
+from jaxpt.train.optim import apply_update, make_optimizer
 from jaxpt.train.parallel import Layout
 from jaxpt.types import Array, Metrics, Params, Trajectory
 
-TASK, ROW, NOISE = 0, 1, 2  # what a step key is folded with: new tasks, the rows' own draws, reward noise
-EVALUATION = 0x5EED  # key of the evaluation tasks: the same in every run, arm and seed
+# What a step key is folded with: new tasks, the rows' own draws, reward noise, evaluation.
+TASK, ROW, NOISE, EVALUATION = range(4)
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,30 @@ class EnvConfig:
 class EvalConfig:
     every: int = 10  # updates between two evaluations; the last update of a stage should be one
     tasks: int = 256  # fixed tasks, the same in every run; one greedy and one sampled episode each
+
+    def __post_init__(self):
+        check_positive(self, "every")
+
+
+def check_positive(cfg: Any, *fields: str) -> None:
+    """ValueError, naming the field, where one of them is not above 0."""
+    for name in fields:
+        if not getattr(cfg, name) > 0:
+            raise ValueError(f"{name}: got {getattr(cfg, name)!r}, expected a number above 0")
+
+
+def check_vocab(model: ModelConfig, env: EnvConfig) -> None:
+    need = env.make().spec.vocab
+    if model.vocab < need:
+        raise ValueError(f"model.vocab: got {model.vocab}, expected at least {need}, the tokens of {env.name!r}")
+
+
+def start_state(cfg: Any, model: Model, key: Array, hyper: Mapping[str, Array], start: Params | None) -> dict:
+    """The state before the first update. `start` is copied: a state is donated, its parent's parameters are
+    not."""
+    params = model.init(key) if start is None else jax.tree.map(jnp.copy, start)
+    opt_state = make_optimizer(cfg.optim).init(params)
+    return {"params": params, "opt": opt_state, "key": key, "step": jnp.int32(0), "hyper": hyper}
 
 
 def draw_tasks(env: Environment, levels: tuple[int, int], keys: Array) -> Any:
@@ -100,22 +124,25 @@ def finish_step(
     loss, metrics, grads = layout.total((loss, metrics, grads))
     rate = state["hyper"]["learning_rate"]
     params, opt_state, norm = apply_update(cfg.optim, rate, grads, state["opt"], state["params"])
-    scores = evaluate_when_due(
-        state["step"], cfg.eval, lambda: evaluate(model, params, env, cfg.env.levels, cfg.eval, layout)
-    )
     done = state["step"] + 1
-    out = {"loss": loss, "grad_norm": norm, "flops": cost * done.astype(jnp.float32), **means(metrics), **scores}
+    draws = jax.random.fold_in(jax.random.fold_in(state["key"], state["step"]), EVALUATION)
+    scores = when_due(done, cfg.eval.every, lambda: evaluate(model, params, env, cfg, draws, layout))
+    flops = float(cost) * done.astype(jnp.float32)
+    out = {"loss": loss, "grad_norm": norm, "flops": flops, **means(metrics), **scores}
     return {**state, "params": params, "opt": opt_state, "step": done}, out
 
 
 def evaluate(
-    model: Model, params: Params, env: Environment, levels: tuple[int, int], cfg: EvalConfig, layout: Layout
+    model: Model, params: Params, env: Environment, cfg: Any, key: Array, layout: Layout
 ) -> dict[str, Array]:
-    """Two episodes of each fixed evaluation task, one greedy (greedy_*) and one drawn at temperature 1
-    (sampled_*): mean gold, response length and truncation."""
-    task_keys = row_keys(jax.random.key(EVALUATION), layout.rows(cfg.tasks))
-    keys = row_keys(jax.random.fold_in(jax.random.key(EVALUATION), ROW), layout.rows(2 * cfg.tasks))
+    """Two episodes of each evaluation task, one greedy (greedy_*) and one drawn at temperature 1 (sampled_*):
+    mean gold, response length and truncation.
 
+    Tasks are the same in every run; draws come from the run's key, so that seeds do not share their errors.
+    """
+    task_keys = row_keys(jax.random.fold_in(jax.random.key(EVALUATION), TASK), layout.rows(cfg.eval.tasks))
+    tasks = layout.spread(draw_tasks(env, cfg.env.levels, task_keys))
+    keys = row_keys(key, layout.rows(2 * cfg.eval.tasks))
     draw = sampler()
 
     def choose(noise, logits):
@@ -123,7 +150,6 @@ def evaluate(
         first = jnp.arange(logits.shape[0]) % 2 == 0
         return jnp.where(first, best[0], drawn[0]), jnp.where(first, best[1], drawn[1]), None
 
-    tasks = layout.spread(draw_tasks(env, levels, task_keys))
     traj = generate(model, params, env, tasks, keys, Chooser(draw.noise, choose), group=2)
     per_row = {
         "gold": traj.gold, "length": count(traj.mask, axis=1), "truncated": traj.truncated.astype(jnp.float32),
@@ -131,13 +157,13 @@ def evaluate(
     sums = {}
     for at, kind in enumerate(("greedy", "sampled")):
         sums |= {f"{kind}_{name}": jnp.sum(x[at::2]) for name, x in per_row.items()}
-    return {name: value / cfg.tasks for name, value in layout.total(sums).items()}
+    return {name: value / cfg.eval.tasks for name, value in layout.total(sums).items()}
 
 
-def evaluate_when_due(step: Array, cfg: EvalConfig, run) -> dict[str, Array]:
-    """run() after every `cfg.every` updates, NaN of the same shapes otherwise."""
+def when_due(done: Array, every: int, run: Callable) -> dict[str, Array]:
+    """run() after every `every` updates, NaN of the same shapes otherwise."""
     missing = jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), jax.eval_shape(run))
-    return jax.lax.cond((step + 1) % cfg.every == 0, run, lambda: missing)
+    return jax.lax.cond(done % every == 0, run, lambda: missing)
 
 
 def means(metrics: Metrics) -> dict[str, Array]:

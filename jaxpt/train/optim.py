@@ -58,9 +58,14 @@ def make_optimizer(cfg: OptimConfig, learning_rate: float | Array | None = None)
     return optax.chain(
         optax.clip_by_global_norm(cfg.clip),
         _direction(cfg),
-        optax.add_decayed_weights(cfg.weight_decay, mask=lambda tree: jax.tree.map(lambda x: x.ndim >= 2, tree)),
+        optax.add_decayed_weights(cfg.weight_decay, mask=_is_matrix),
         optax.scale_by_schedule(lambda step: -rate * scale_at(cfg, step)),
     )
+
+
+def _is_matrix(params: Params) -> Params:
+    """Everything but the norms' scales, which are matrices only where layers are stacked."""
+    return jax.tree.map_with_path(lambda path, x: path[-1].key != "scale", params)
 
 
 def _direction(cfg: OptimConfig) -> optax.GradientTransformation:

@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxpt.models import ModelConfig, make_model
-from jaxpt.objectives.describe import get
-from jaxpt.ops.masked import count
+from jaxpt.objectives import get
+from jaxpt.ops.masked import count, group_extreme
 from jaxpt.ops.sampling import row_keys, sampler
 from jaxpt.rollout import generate
 from jaxpt.train import common
 from jaxpt.train.budget import rollout_flops, scoring_flops, update_flops
-from jaxpt.train.optim import OptimConfig, make_optimizer
+from jaxpt.train.optim import OptimConfig
 from jaxpt.train.parallel import ONE, Layout
 from jaxpt.train.program import Program
 
@@ -28,6 +28,11 @@ class PolicyConfig:
     reward_noise: float = 0.0  # share of episodes whose reward is replaced by a fair coin; 1 is a control
     eval: common.EvalConfig = field(default_factory=common.EvalConfig)
 
+    def __post_init__(self):
+        get(self.objective)
+        common.check_positive(self, "prompts", "group", "temperature")
+        common.check_vocab(self.model, self.env)
+
 
 def make_policy(cfg: PolicyConfig, layout: Layout = ONE) -> Program:
     """Each step: P new tasks, G episodes each, one update. The reference is the policy at the start."""
@@ -36,13 +41,10 @@ def make_policy(cfg: PolicyConfig, layout: Layout = ONE) -> Program:
     cost = policy_flops(cfg)
 
     def init(key, hyper, start=None):
-        params = model.init(key) if start is None else start
-        state = {
-            "params": params, "opt": make_optimizer(cfg.optim).init(params), "key": key, "step": jnp.int32(0),
-            "hyper": hyper, "generated": jnp.uint32(0),
-        }
+        state = {**common.start_state(cfg, model, key, hyper, start), "generated": jnp.uint32(0)}
         # A copy: the state is donated, and one buffer must not be given away twice.
-        return {**state, "reference": jax.tree.map(jnp.copy, params)} if needs_reference else state
+        reference = {"reference": jax.tree.map(jnp.copy, state["params"])} if needs_reference else {}
+        return state | reference
 
     def rollout(state, step_key):
         task_keys = row_keys(jax.random.fold_in(step_key, common.TASK), layout.rows(cfg.prompts))
@@ -67,7 +69,7 @@ def make_policy(cfg: PolicyConfig, layout: Layout = ONE) -> Program:
         loss, metrics, grads = common.loss_and_grad(
             model, row, state["params"], traj, ready, extra, hyper, cfg.temperature
         )
-        metrics |= _episode_metrics(traj, ready["advantages"])
+        metrics |= _episode_metrics(traj)
         generated = state["generated"] + layout.total(jnp.sum(traj.mask, dtype=jnp.uint32))
         state, out = common.finish_step(cfg, model, env, layout, cost, state, loss, metrics, grads)
         return {**state, "generated": generated}, {**out, "generated": generated}
@@ -83,12 +85,13 @@ def policy_flops(cfg: PolicyConfig) -> int:
     return rollout_flops(cfg.model, spec, cfg.prompts, cfg.group) + update_flops(cfg.model, spec, rows) + reference
 
 
-def _episode_metrics(traj, advantages):
-    """Means over episodes: reward, gold, response length, truncation, rows whose advantage is 0."""
+def _episode_metrics(traj):
+    """Means over episodes: reward, gold, response length, truncation, rows of groups with equal rewards."""
     rows = jnp.float32(traj.reward.shape[0])
+    low, high = group_extreme(traj.reward, traj.group, jnp.isfinite(traj.reward))
     per_row = {
         "reward": traj.reward, "gold": traj.gold, "length": count(traj.mask, axis=1),
         "truncated": traj.truncated.astype(jnp.float32),
-        "no_signal": 1.0 - jnp.any(advantages != 0, axis=1).astype(jnp.float32),
+        "no_signal": (low >= high).astype(jnp.float32),
     }
     return {name: (jnp.sum(x), rows) for name, x in per_row.items()}

@@ -17,7 +17,7 @@ from jaxpt.ops.logprobs import token_stats
 from jaxpt.ops.masked import masked_sum
 from jaxpt.ops.sampling import row_keys, sampler
 from jaxpt.train import common
-from jaxpt.train.optim import OptimConfig, apply_update, make_optimizer
+from jaxpt.train.optim import OptimConfig, apply_update
 from jaxpt.train.parallel import ONE, Layout
 from jaxpt.train.program import Program
 from jaxpt.types import Array, Params, Trajectory
@@ -46,9 +46,7 @@ def make_pretrain(cfg: PretrainConfig, layout: Layout = ONE, *, train: np.ndarra
     model, train = make_model(cfg.model), jnp.asarray(train)
 
     def init(key, hyper, start=None):
-        params = model.init(key) if start is None else start
-        opt_state = make_optimizer(cfg.optim).init(params)
-        return {"params": params, "opt": opt_state, "key": key, "step": jnp.int32(0), "hyper": hyper}
+        return common.start_state(cfg, model, key, hyper, start)
 
     def held_bits(params):
         bits = token_bits(model, params, jnp.asarray(probe_tokens))
@@ -72,7 +70,7 @@ def make_pretrain(cfg: PretrainConfig, layout: Layout = ONE, *, train: np.ndarra
         metrics = {
             "bits": loss * BITS, "grad_norm": norm,
             "bytes": done.astype(jnp.float32) * (cfg.batch * (cfg.window - 1)),
-            **common.evaluate_when_due(state["step"], cfg, lambda: held_bits(params)),
+            **common.when_due(done, cfg.every, lambda: held_bits(params)),
         }
         return {**state, "params": params, "opt": opt_state, "step": done}, metrics
 

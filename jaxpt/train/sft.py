@@ -3,15 +3,14 @@
 from dataclasses import dataclass, field
 
 import jax
-import jax.numpy as jnp
 
 from jaxpt.models import ModelConfig, make_model
-from jaxpt.objectives.describe import get
+from jaxpt.objectives import get
 from jaxpt.ops.sampling import row_keys
 from jaxpt.rollout import demonstrate
 from jaxpt.train import common
 from jaxpt.train.budget import update_flops
-from jaxpt.train.optim import OptimConfig, make_optimizer
+from jaxpt.train.optim import OptimConfig
 from jaxpt.train.parallel import ONE, Layout
 from jaxpt.train.program import Program
 
@@ -26,6 +25,15 @@ class SftConfig:
     style: str = "think"  # one of the environment's styles
     eval: common.EvalConfig = field(default_factory=common.EvalConfig)
 
+    def __post_init__(self):
+        styles = self.env.make().spec.styles
+        if self.style not in styles:
+            raise ValueError(f"style: got {self.style!r}, expected one of {', '.join(styles)}")
+        if "ref_logp" in get(self.objective).needs:
+            raise ValueError(f"objective: {self.objective!r} needs a reference, expected a supervised row such as 'sft'")
+        common.check_positive(self, "batch")
+        common.check_vocab(self.model, self.env)
+
 
 def make_sft(cfg: SftConfig, layout: Layout = ONE) -> Program:
     """Each step: new tasks, one demonstration each, one update."""
@@ -34,9 +42,7 @@ def make_sft(cfg: SftConfig, layout: Layout = ONE) -> Program:
     cost = update_flops(cfg.model, env.spec, cfg.batch)
 
     def init(key, hyper, start=None):
-        params = model.init(key) if start is None else start
-        opt_state = make_optimizer(cfg.optim).init(params)
-        return {"params": params, "opt": opt_state, "key": key, "step": jnp.int32(0), "hyper": hyper}
+        return common.start_state(cfg, model, key, hyper, start)
 
     def step(state):
         step_key = jax.random.fold_in(state["key"], state["step"])

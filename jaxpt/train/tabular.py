@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxpt import envs
 from jaxpt.envs import exact
-from jaxpt.objectives.describe import get
+from jaxpt.objectives import get
 from jaxpt.train.common import with_coins
 from jaxpt.train.program import Program
 from jaxpt.types import Array, Trajectory
@@ -102,7 +102,10 @@ def make_tabular(cfg: TabularConfig) -> Program:
 
 
 def as_trajectory(leaves: exact.Leaves, members: Array, reward: Array, old_logp: Array, group: int) -> Trajectory:
-    """The chosen leaves as a batch; rows k * group ... (k + 1) * group - 1 are a group."""
+    """The chosen leaves as a batch; rows k * group ... (k + 1) * group - 1 are a group.
+
+    Leaves have no prompt: their first decision stands at index 0, which no row of the algebra minds.
+    """
     B = members.shape[0]
     mask, zeros = leaves.mask[members], jnp.zeros(B)
     return Trajectory(
