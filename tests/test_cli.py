@@ -30,7 +30,8 @@ def say(capsys):
     return run
 
 
-@pytest.mark.parametrize("words", [["--help"], ["list"], ["list", "experiments", "--json"], ["run", "--help"],
+@pytest.mark.parametrize("words", [["--help"], ["list"], ["list", "objectives"], ["list", "envs"],
+                                   ["list", "experiments", "--json"], ["run", "--help"],
                                    ["run", "nothing"], ["describe", "--help"], ["--version"]])
 def test_no_jax_for_help_and_lists(words):
     code = ("import sys; from jaxpt.cli import main; code = main(); "
@@ -104,7 +105,7 @@ def test_a_run_ends_with_its_claims(tmp_path):
     assert "faster" in done.stdout and "underpowered" in done.stdout
     report, figure = (line.split()[1] for line in done.stdout.splitlines()[-2:])
     assert Path(report).exists() and Path(figure).exists()
-    assert done.stderr.startswith("jaxpt: 0/12 steps, seeds 1, workers 1")
+    assert "\njaxpt: 0/12 steps, seeds 1, workers 1" in done.stderr
 
 
 def test_lists(say):
@@ -133,3 +134,13 @@ def test_progress_counts_and_speaks(capsys):
     lines({"kind": "done", "seed": 1})
     assert [line.split(",")[0] for line in capsys.readouterr().err.splitlines()] == [
         "jaxpt: 0/20 steps", "jaxpt: 4/20 steps", "jaxpt: 10/20 steps"]
+
+
+def test_lists_read_from_the_sources_are_the_tables():
+    from jaxpt.envs import ENVS
+    from jaxpt.lab import catalogue
+    from jaxpt.objectives import ROWS
+
+    assert dict(catalogue.objectives()) == {row.name: row.paper for row in ROWS.values()}
+    assert [name for name, _ in catalogue.environments()] == sorted(ENVS)
+    assert all(summary for _, summary in catalogue.environments())

@@ -169,7 +169,7 @@ def test_a_finished_folder_is_merged_again(reference, copied):
     (folder / "curves.npz").unlink()
     run(TOY, "smoke", seeds=1, on_progress=messages.append, **resume)
     same_arrays(folder, reference.folder)  # all finished seeds are reported, also beyond the asked ones
-    assert [m["kind"] for m in messages] == ["plan"]
+    assert [m["kind"] for m in messages] == ["inputs", "plan"]
 
 
 @pytest.mark.parametrize("index", [3, 39])

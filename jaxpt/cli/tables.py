@@ -1,22 +1,20 @@
 """`jaxpt list` and `jaxpt describe`: what there is, and what a row says."""
 
-import importlib
-import importlib.util
 import json
 from collections.abc import Sequence
 
 from jaxpt.cli.options import Option, help_text, no_more, split
+from jaxpt.lab import catalogue
 from jaxpt.lab.errors import UserError, expected
 
-# kind -> (module, attribute) of a table: name -> value with a docstring, or with the fields of a row
-TABLES = {
-    "objectives": ("jaxpt.objectives", "ROWS"),
-    "envs": ("jaxpt.envs", "ENVS"),
-    "laws": ("jaxpt.scaling", "LAWS"),
-    "invariants": ("jaxpt.verify", "INVARIANTS"),
-    "errata": ("jaxpt.verify", "ERRATA"),
+KINDS = {  # kind -> () -> [(name, summary)]; a kind without a room yet is empty
+    "experiments": lambda: [(entry.name, entry.question) for entry in catalogue.experiments()],
+    "objectives": catalogue.objectives,
+    "envs": catalogue.environments,
+    "laws": list,
+    "invariants": list,
+    "errata": list,
 }
-KINDS = ["experiments", *TABLES]
 LIST = {"--json": Option(None, False, "for machines"), "--help": Option(None, False, "this text")}
 DESCRIBE = {
     "--vs": Option(str, None, "another row: say how the two differ"),
@@ -33,7 +31,7 @@ def list_command(words: Sequence[str]) -> int:
     no_more(rest, LIST)
     if kind not in KINDS:
         raise UserError(f"kind {kind!r} is unknown: {expected(kind, KINDS)}")
-    rows = _experiments() if kind == "experiments" else _table(*TABLES[kind])
+    rows = KINDS[kind]()
     if values["--json"]:
         print(json.dumps([{"name": name, "summary": summary} for name, summary in rows], indent=1))
     elif not rows:
@@ -41,25 +39,6 @@ def list_command(words: Sequence[str]) -> int:
     else:
         _print_table(kind, rows)
     return 0
-
-
-def _experiments() -> list[tuple[str, str]]:
-    from jaxpt.lab import catalogue
-
-    return [(entry.name, entry.question) for entry in catalogue.experiments()]
-
-
-def _table(module: str, attribute: str) -> list[tuple[str, str]]:
-    """(name, summary) of a table; empty while the room or its table does not exist."""
-    if importlib.util.find_spec(module) is None:
-        return []
-    table = getattr(importlib.import_module(module), attribute, {})
-    return sorted((name, _summary(value)) for name, value in table.items())
-
-
-def _summary(value: object) -> str:
-    text = getattr(value, "paper", None) or getattr(value, "statement", None) or value.__doc__ or ""
-    return " ".join(str(text).split("\n\n")[0].split())
 
 
 def _print_table(kind: str, rows: Sequence[tuple[str, str]]) -> None:

@@ -51,12 +51,11 @@ def run(name: str, tier: str = "cpu", seeds: int | None = None, seed0: int = 0, 
         on_progress: Callable[[pool.Message], None] = lambda message: None) -> RunResult:
     """Runs experiment `name` (or path/to/file.py) on seeds seed0, ..., seed0 + seeds - 1 and reports.
 
-    overrides: fields of the experiment's Config. on_progress receives {"kind": "plan", steps, ...} once,
-    then "progress" and "done" messages of workers. A resumed run reports on the seeds that were ever asked for
+    overrides: fields of the experiment's Config. on_progress receives {"kind": "inputs"} before
+    inputs are read, {"kind": "plan", steps, ...} once, then "progress" and "done" messages of workers. A resumed run reports on the seeds that were ever asked for
     here and are finished. Errors: UserError for bad input, RunFailed where the experiment's own code fails.
     """
-    on_progress({"kind": "inputs", "experiment": name})
-    plan = make_plan(name, tier, seeds, seed0, out, overrides or {}, launcher)
+    plan = make_plan(name, tier, seeds, seed0, out, overrides or {}, launcher, on_progress)
     must_agree = identity.must_agree(plan.loaded.path)
     with store.locked(plan.folder):
         earlier = store.read_config(plan.folder)
@@ -79,7 +78,8 @@ def run(name: str, tier: str = "cpu", seeds: int | None = None, seed0: int = 0, 
 
 
 def make_plan(name: str, tier: str, seeds: int | None, seed0: int, out: str | Path,
-              overrides: Mapping[str, Any], launcher: str) -> Plan:
+              overrides: Mapping[str, Any], launcher: str,
+              on_progress: Callable[[pool.Message], None]) -> Plan:
     if launcher not in LAUNCHERS:
         raise UserError(f"--launcher {launcher!r} is unknown: {expected(launcher, LAUNCHERS)}")
     loaded = load(name)
@@ -87,6 +87,9 @@ def make_plan(name: str, tier: str, seeds: int | None, seed0: int, out: str | Pa
     chosen = _tier(experiment, tier)
     numbers = _seeds(chosen.seeds if seeds is None else seeds, seed0)
     config = configure(chosen.config, overrides)
+    store.make_folder(Path(out))
+    if experiment.inputs is not None:
+        on_progress({"kind": "inputs", "experiment": loaded.name})
     inputs = _inputs(experiment, config)
     stages = _stages(experiment, config, inputs)
     executor = pool.executor(experiment.threads)

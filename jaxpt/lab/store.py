@@ -174,14 +174,25 @@ def seeds_on_disk(folder: Path) -> list[int]:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Holds the folder's lock, which ends with this process however that ends."""
+def _out(folder: Path) -> Iterator[None]:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = open(folder / "lock", "a+")
+        yield
     except OSError as error:
         raise UserError(f"--out: cannot write {folder}: {os.strerror(error.errno or 0)}; "
                         "a folder that can be written is expected") from error
+
+
+def make_folder(folder: Path) -> None:
+    with _out(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Holds the folder's lock, which ends with this process however that ends."""
+    make_folder(folder)
+    with _out(folder):
+        file = open(folder / "lock", "a+")
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
