@@ -18,10 +18,12 @@ A single document is too short to charge a coder for, and one xz costs seconds p
 text, hence blocks and not documents. There is one seed: the claims are about this trained decoder on new
 text, not about retraining.
 
-EXPECTED
+Expected result (default corpus of Python 3.11, all held-out bytes): bigram 3.852, xz 1.966 and the decoder 1.930
+bits per byte. The decoder passes bigram after 0.2 MB of training and xz after 3.3 MB; a shorter run, such as
+`--steps 800` (1.6 MB), is behind xz. Blocks differ: on tables and other repetitions xz stays ahead.
 The optimizer's settings were compared on held-out windows of another split of the default corpus (and the size
 of a document's pieces was settled then), never on what is held out here.
-Minutes: about 10 on two idle cores.
+Minutes: about 12 on two cores.
 """
 
 import math
