@@ -109,7 +109,7 @@ def _started(count: int, folder: Path, setup: dict[str, Any], chosen: Executor, 
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=_environment(chosen),
             )
             processes.append(process)
-            _send(process, setup | {"cpus": _pin(chosen, index), "rehearse": index == 0})
+            _send(process, setup | {"cpus": _pin(chosen, index), "rehearse": index == 0, "workers": count})
             threading.Thread(target=_receive, args=(index, process, messages), daemon=True).start()
         yield processes
     finally:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import shlex
+import shutil
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -250,5 +251,6 @@ def _publish(plan: Plan, record: Mapping[str, Any], seeds: Sequence[int]) -> Run
     store.write(folder / "figure.png", lambda f: f.write(image))
     store.write(folder / "report.md", lambda f: f.write(text.encode()))
     (folder / "error.txt").unlink(missing_ok=True)
+    shutil.rmtree(folder / "compiling", ignore_errors=True)
     return RunResult(folder, claims, dict(curves), folder / "report.md", folder / "figure.png",
                      warnings(claims, record["runs"]))

@@ -204,6 +204,19 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def claimed(path: Path, wait: bool) -> Iterator[bool]:
+    """Whether this process holds the lock file `path` inside the block; `wait` until it does, or do not."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
 def read_config(folder: Path) -> dict[str, Any] | None:
     """config.json of an earlier run; None if nothing was begun here."""
     path = folder / "config.json"

@@ -65,6 +65,28 @@ def compute_seed(folder: Path, stages: Sequence[Stage], seed: int, compiled: Com
         parameters[stage.name] = program.params(state)
 
 
+def share_compiling(folder: Path, stages: Sequence[Stage], compiled: Compiled) -> None:
+    """Compiles every program before the first seed, together with the other workers: what one of them is busy
+    with is left for later, and then comes out of the persistent cache."""
+    left = {}
+    for stage in stages:
+        for _, steps in store.chunk_bounds(stage.steps, stage.chunk):
+            left.setdefault(("scan", program_identity(stage), steps), stage)
+    for patient in (False, True):
+        for key, stage in list(left.items()):
+            with store.claimed(folder / "compiling" / f"{key[1][:16]}-{key[2]}", patient) as mine:
+                if mine:
+                    compiled[key] = _compile(stage, key[1], key[2], compiled)
+                    del left[key]
+
+
+def _compile(stage: Stage, identity: str, steps: int, compiled: Compiled) -> Callable[[Any], Any]:
+    program = _program(stage, identity, compiled)
+    state = jax.eval_shape(program.init, *_key_and_hyper(stage, program, 0), None)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
+    return _scan(program.step, steps).lower(shapes).compile()
+
+
 def metric_shapes(stages: Sequence[Stage], compiled: Compiled) -> dict[str, dict[str, tuple[int, ...]]]:
     """stage -> metric -> shape of one step, by tracing alone."""
     shapes, parameters = {}, {None: None}
@@ -155,6 +177,8 @@ def main() -> None:
         compiled: Compiled = {}
         if setup["rehearse"]:
             send("metrics", shapes=metric_shapes(stages, compiled))
+        if setup["workers"] > 1 and jax.config.jax_compilation_cache_dir:
+            share_compiling(folder, stages, compiled)
         while True:
             seed = seeds.get()
             compute_seed(folder, stages, seed, compiled, send)
