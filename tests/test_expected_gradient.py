@@ -82,8 +82,7 @@ def standardised_given_own(reward, others, G):
     return total
 
 
-@pytest.mark.parametrize("G", [1, 2, 3])
-@pytest.mark.parametrize("name", ENVS)
+@pytest.mark.parametrize("name, G", [("bandit", 1), *((name, G) for name in ENVS for G in (2, 3))])
 def test_what_each_row_follows(name, G):
     with jax.enable_x64(True):
         leaves, logits, p, score_t = setting(name)
