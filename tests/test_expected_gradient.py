@@ -82,7 +82,7 @@ def standardised_given_own(reward, others, G):
     return total
 
 
-@pytest.mark.parametrize("name, G", [("bandit", 1), *((name, G) for name in ENVS for G in (2, 3))])
+@pytest.mark.parametrize("name, G", [("bandit", 1), ("bandit", 2), ("bandit", 3), ("tree", 2), ("tree", 3), ("tree_observed", 3)])
 def test_what_each_row_follows(name, G):
     with jax.enable_x64(True):
         leaves, logits, p, score_t = setting(name)
@@ -108,7 +108,7 @@ def test_what_each_row_follows(name, G):
             assert np.abs(claim - grad_J).max() > 1e-3
 
 
-@pytest.mark.parametrize("name", ENVS)
+@pytest.mark.parametrize("name", ["bandit", "tree_observed"])
 def test_the_kl_of_grpo_pulls_towards_the_reference(name):
     """k3 in the loss adds beta E[1/n sum_t (1 - ref/pi) grad log pi], whatever the group."""
     with jax.enable_x64(True):

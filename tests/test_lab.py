@@ -107,7 +107,7 @@ def kill_and_resume(reference, out, kills, rng):
 
 
 def test_killed_at_random_moments(reference, tmp_path):
-    kill_and_resume(reference, tmp_path, 5, random.Random(0))
+    kill_and_resume(reference, tmp_path, 3, random.Random(0))
 
 
 @pytest.mark.slow
