@@ -136,7 +136,8 @@ def twin_gain(curves, arm):
 CLAIMS = (
     Claim(
         name="grpo_beats_more_sft",
-        statement="At equal FLOPs, GRPO on the verifier ends with a higher success at T = 1 than more imitation.",
+        statement="At equal FLOPs (imitation's rounded up), GRPO on the verifier ends with a higher success at "
+        "T = 1 than more imitation.",
         estimand=lambda curves: success(curves, "grpo") - success(curves, "sft"),
         margin=0.02,
         control_name="GRPO with a fair coin for a reward",

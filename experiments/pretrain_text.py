@@ -12,7 +12,7 @@ Data: duplicates are removed before the split, documents are held out by hash, n
 dropped from the held-out side (rules in jaxpt/data/text.py). Every held-out byte, separators included,
 is scored exactly once by each of the four: unigram, bigram, xz given the train text, and the decoder.
 
-Unit of replication: the held-out block, a run of whole documents (about 13 kB), paired over the
+Unit of replication: the held-out block, a run of whole documents, paired over the
 models. Documents stand in the order of their hashes, so blocks are exchangeable samples of the corpus.
 A single document is too short to charge a coder for, and one xz costs seconds per megabyte of train
 text, hence blocks and not documents. There is one seed: the claims are about this trained decoder on new
@@ -250,8 +250,8 @@ def _crossings(curves: Curves) -> str:
     for label, name in (("bigram", "bigram"), ("xz given train", "xz")):
         level = np.average(baseline(curves, name), weights=size)
         below = np.nonzero(held + offset < level)[0]
-        where = f"after {seen[below[0]]:,.0f} bytes" if below.size else f"not within {seen[-1]:,.0f} bytes"
-        lines.append(f"- the decoder passes {label} ({level:.4f}) {where} of training.")
+        where = f"passes {{}} after {seen[below[0]]:,.0f}" if below.size else f"does not pass {{}} within {seen[-1]:,.0f}"
+        lines.append(f"- the decoder {where.format(f'{label} ({level:.4f})')} bytes of training.")
     return "\n".join(lines)
 
 

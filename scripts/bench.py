@@ -2,9 +2,9 @@
 """Speeds of jaxpt, each beside what bounds it, on this machine.
 
 Command: .venv/bin/python scripts/bench.py [--rounds 5] [--json FILE]
-Every pair is measured alternately, A B A B ..., in one process per variant; medians are printed.
-A ratio is "ours / bound": below 1 means slower than the bound. Nothing here is asserted: shared machines
-are noisy, and a test that times is a test that fails by chance.
+Every pair is measured alternately, A B A B ..., and medians are printed. A ratio above 1 means that ours is the
+better of the two (less time, or more per second). Nothing here is asserted: shared machines are noisy, and a
+test that times is a test that fails by chance.
 """
 
 import argparse
@@ -121,7 +121,8 @@ def rollouts(rounds):
 def seeds(rounds):
     """Two seeds at once in pinned one-thread processes, against one after the other with two threads."""
     code = (
-        "import sys; sys.path.insert(0, 'scripts'); import bench, time\n"
+        "import os, sys; sys.path.insert(0, 'scripts'); import bench\n"
+        "if len(sys.argv) > 2 and hasattr(os, 'sched_setaffinity'): os.sched_setaffinity(0, {int(sys.argv[2])})\n"
         "from jaxpt.train.policy import make_policy\n"
         "run, _ = bench.runner(make_policy(bench.settings()[0]), 20)\n"
         "print('ready', flush=True); sys.stdin.readline()\n"
@@ -142,9 +143,8 @@ def seeds(rounds):
 
     def start(repeats, core=None):
         env = {**os.environ, **({} if core is None else {"XLA_FLAGS": one_thread})}
-        pin = None if core is None or not hasattr(os, "sched_setaffinity") else lambda: os.sched_setaffinity(0, {core})
-        command, pipe = [sys.executable, "-c", code, str(repeats)], subprocess.PIPE
-        return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env, preexec_fn=pin)
+        command = [sys.executable, "-c", code, str(repeats), *([] if core is None else [str(core)])]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
 
     ratio = []
     for _ in range(max(1, rounds // 2)):
@@ -185,7 +185,10 @@ def main():
         if args.only in (None, part.__name__):
             for name, ours, bound_name, bound in part(args.rounds):
                 rows.append({"what": name, "ours": ours, "bound": bound_name, "bound_value": bound})
-                beside = "" if bound is None else f"   {bound_name} {bound:.2f}   ours / bound {ours / bound:.2f}"
+                less_is_better = name.endswith((", s", ", ms"))
+                ratio = None if bound is None else (bound / ours if less_is_better else ours / bound)
+                rows[-1]["ratio"] = ratio
+                beside = "" if bound is None else f"   {bound_name} {bound:.2f}   ratio {ratio:.2f}"
                 print(f"{name:<42} {ours:10.2f}{beside}", flush=True)
     if args.json:
         with open(args.json, "w") as file:

@@ -2,7 +2,7 @@
 
 import io
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -27,23 +27,26 @@ def figure(panels: Sequence[Panel], curves: Curves, title: str, footer: str) -> 
     fig.get_layout_engine().set(rect=(0, 0.3 / height, 1, 1 - 0.3 / height))
     fig.suptitle("\n".join(textwrap.wrap(title, int(14 * width))), fontsize=10)
     fig.text(0.01, 0.08 / height, "\n".join(textwrap.wrap(footer, int(22 * width))), fontsize=6, color="0.35")
+    labels = list(dict.fromkeys(label for panel in panels for label in panel.series))
+    look = {label: (COLOURS[i % len(COLOURS)], STYLES[i % len(STYLES)]) for i, label in enumerate(labels)}
     for index, panel in enumerate(panels):
-        draw(fig.add_subplot(rows, columns, index + 1), panel, curves)
+        draw(fig.add_subplot(rows, columns, index + 1), panel, curves, look)
     out = io.BytesIO()
     fig.savefig(out, format="png", metadata={"Software": None})
     return out.getvalue()
 
 
-def draw(ax: Axes, panel: Panel, curves: Curves) -> None:
-    for index, (label, name) in enumerate(panel.series.items()):
+def draw(ax: Axes, panel: Panel, curves: Curves, look: Mapping[str, tuple[str, str]]) -> None:
+    """One panel; a label has one colour and line style (`look`) in the whole figure."""
+    for label, name in panel.series.items():
         curve = np.asarray(curves[name], np.float64)
         mean, low, high = band(curve)
         measured = np.isfinite(mean)
         x = np.arange(1, mean.size + 1) if panel.x is None else band(curves[panel.x[label]])[0]
         x, mean, low, high = (a[measured] for a in (x, mean, low, high))
-        colour = COLOURS[index % len(COLOURS)]
+        colour, style = look[label]
         few = mean.size <= 25
-        ax.plot(x, mean, STYLES[index % len(STYLES)], color=colour, lw=1.5, label=label,
+        ax.plot(x, mean, style, color=colour, lw=1.5, label=label,
                 marker="o" if few else None, ms=3)
         ax.fill_between(x, low, high, color=colour, alpha=0.18, lw=0)
     n = len(curves["seeds"])
@@ -51,6 +54,7 @@ def draw(ax: Axes, panel: Panel, curves: Curves) -> None:
     ax.set_xlabel(panel.xlabel, fontsize=8)
     ax.set_ylabel(panel.ylabel, fontsize=8)
     ax.tick_params(labelsize=7)
+    ax.xaxis.get_offset_text().set_fontsize(7)
     ax.grid(alpha=0.25, lw=0.5)
     ax.spines[["top", "right"]].set_visible(False)
     if len(panel.series) > 1:

@@ -18,7 +18,7 @@ def describe(name: str) -> str:
     lines += [f"  {kind:<10} {words}" for kind, words in row.parts.items()]
     constants = ", ".join(f"{k} = {v:g}" for k, v in row.hyper.items()) or "none"
     lines += ["", f"  constants  {constants}", f"  needs      {', '.join(row.needs)}"]
-    lines += [f"  additive   {'yes' if row.additive else 'no'}", f"  claims     {', '.join(row.claims)}"]
+    lines += [f"  additive   {'yes' if row.additive else 'no'}", f"  claims     {', '.join(row.claims) or 'none'}"]
     return "\n".join(lines)
 
 
