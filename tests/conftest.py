@@ -7,8 +7,8 @@ from pathlib import Path
 
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 os.environ.setdefault("MPLBACKEND", "agg")
-# Most of the suite's time is compilation; the lowest level, unsplit, halves it. Programs run at the default elsewhere.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1")
+# Most of the suite's time is compilation; the lowest level halves it. Programs run at the default elsewhere.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 CACHE = Path(os.environ.get("JAXPT_TEST_CACHE", Path(tempfile.gettempdir()) / f"jaxpt-test-cache-{os.getuid()}"))
 
 import jax  # noqa: E402  (the flags above are read at import)

@@ -50,6 +50,7 @@ def test_one_update_agrees(reference, how):
         np.testing.assert_allclose(value, got_metrics[name], rtol=1e-5, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_twenty_supervised_updates_agree():
     make, cfg = PROGRAMS["sft"]
     program = make(cfg)
