@@ -163,19 +163,20 @@ CLAIMS = (
 )
 
 ARMS = {"more SFT": "sft", "GRPO": "grpo", "GRPO, coin": "coin"}
+
+
+def per_arm(metric: str) -> dict[str, str]:
+    return {name: f"{arm}/{metric}" for name, arm in ARMS.items()}
+
+
+SPENT = "product FLOPs after the fork"
 PANELS = (
-    Panel(
-        "Success at T = 1", {name: f"{arm}/sampled_gold" for name, arm in ARMS.items()}, "success",
-        "product FLOPs after the fork", {name: f"{arm}/flops" for name, arm in ARMS.items()},
-    ),
-    Panel(
-        "Greedy success", {name: f"{arm}/greedy_gold" for name, arm in ARMS.items()}, "success",
-        "product FLOPs after the fork", {name: f"{arm}/flops" for name, arm in ARMS.items()},
-    ),
+    Panel("Success at T = 1", per_arm("sampled_gold"), "success", SPENT, per_arm("flops")),
+    Panel("Greedy success", per_arm("greedy_gold"), "success", SPENT, per_arm("flops")),
     Panel(
         "Groups without signal", {"GRPO": "grpo/no_signal", "GRPO, coin": "coin/no_signal"}, "share of rows", "update",
     ),
-    Panel("Entropy of the policy", {name: f"{arm}/entropy" for name, arm in ARMS.items()}, "nats per token", "update"),
+    Panel("Entropy of the policy", per_arm("entropy"), "nats per token", "update"),
     Panel("The start: imitation", {"T = 1": "start/sampled_gold", "greedy": "start/greedy_gold"}, "success", "update"),
     Panel(
         "Twin: exact J", {"more SFT": "twin_sft/J", "GRPO": "twin_grpo/J", "GRPO, coin": "twin_coin/J"}, "J", "update",

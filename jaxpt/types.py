@@ -8,6 +8,7 @@ Dimension letters, used in names and shape comments throughout:
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 Array = jax.Array
 Key = jax.Array  # a typed PRNG key: jax.random.key(...)
@@ -32,3 +33,19 @@ class Trajectory(NamedTuple):
     group: Array  # [B] int32; rows with one value share a prompt
     length: Array  # [B] int32; tokens that stand in the row
     support: Array | None = None  # [B,T,ceil(V/8)] uint8, jnp.packbits of the tokens top-k or top-p kept
+
+
+def bare_trajectory(
+    tokens: Array, mask: Array, *, reward: Array | None = None, group: Array | None = None,
+    old_logp: Array | None = None, length: Array | None = None,
+) -> Trajectory:
+    """A batch that no environment made: gold is the reward (0 by default), every row is a group of its own and
+    fills its width unless said otherwise, and there are no signals, parts or truncations."""
+    B, T = tokens.shape
+    reward = jnp.zeros(B) if reward is None else reward
+    return Trajectory(
+        tokens=tokens, mask=mask, old_logp=jnp.zeros((B, T)) if old_logp is None else old_logp,
+        turn=jnp.zeros((B, T), jnp.int32), signals=jnp.zeros((B, T, 0)), reward=reward, gold=reward,
+        parts=jnp.zeros((B, 0)), truncated=jnp.zeros(B, bool), group=jnp.arange(B) if group is None else group,
+        length=jnp.full(B, T, jnp.int32) if length is None else length,
+    )

@@ -17,7 +17,7 @@ from jaxpt.envs import exact
 from jaxpt.envs.bandit import bandit
 from jaxpt.envs.tree import tree
 from jaxpt.objectives import ROWS
-from jaxpt.types import Trajectory
+from jaxpt.types import bare_trajectory
 
 ENVS = {"bandit": bandit(arms=3), "tree": tree(vocab=3, depth=2), "tree_observed": tree(vocab=3, depth=2, observe=(1,))}
 
@@ -49,12 +49,9 @@ def expected_gradient(row, leaves, logits, G, reference=None):
     def gradient(members):
         def loss(logits):
             logp = exact.leaf_logp(logits, leaves)[members]
-            zeros = jnp.zeros(G)
-            traj = Trajectory(
-                tokens=leaves.tokens[members], mask=leaves.mask[members], old_logp=jax.lax.stop_gradient(logp),
-                turn=jnp.zeros_like(leaves.tokens[members]), signals=jnp.zeros((*logp.shape, 0)),
-                reward=leaves.reward[members], gold=zeros, parts=jnp.zeros((G, 0)), truncated=zeros > 0,
-                group=jnp.zeros(G, jnp.int32), length=leaves.length[members],
+            traj = bare_trajectory(
+                leaves.tokens[members], leaves.mask[members], reward=leaves.reward[members],
+                old_logp=jax.lax.stop_gradient(logp), group=jnp.zeros(G, jnp.int32), length=leaves.length[members],
             )
             ready = row.prepare(traj)
             ref_logp = traj.old_logp if reference is None else exact.leaf_logp(reference, leaves)[members]

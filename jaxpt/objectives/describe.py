@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxpt.objectives import get
 from jaxpt.objectives.row import Row
-from jaxpt.types import Trajectory
+from jaxpt.types import Trajectory, bare_trajectory
 
 
 def describe(name: str) -> str:
@@ -57,11 +57,9 @@ def probe_batch() -> tuple[Trajectory, dict[str, jax.Array]]:
     mask[:, 1] = True
     logp = rng.normal(-1.2, 0.5, (3, B, T)).clip(max=-0.01)
     logp[1:] = logp[0] + rng.normal(0, 0.3, (2, B, T))
-    zeros = jnp.zeros(B)
-    traj = Trajectory(
-        tokens=jnp.zeros((B, T), jnp.int32), mask=jnp.asarray(mask), old_logp=jnp.asarray(logp[1], jnp.float32),
-        turn=jnp.zeros((B, T), jnp.int32), signals=jnp.zeros((B, T, 0)), reward=jnp.asarray([1.0, 0, 0, 1, 0, 0, 1, 0]),
-        gold=zeros, parts=jnp.zeros((B, 0)), truncated=zeros > 0, group=jnp.arange(B) // 4, length=jnp.asarray(length),
+    traj = bare_trajectory(
+        jnp.zeros((B, T), jnp.int32), jnp.asarray(mask), reward=jnp.asarray([1.0, 0, 0, 1, 0, 0, 1, 0]),
+        old_logp=jnp.asarray(logp[1], jnp.float32), group=jnp.arange(B) // 4, length=jnp.asarray(length),
     )
     return traj, {"logp": jnp.asarray(logp[0], jnp.float32), "ref_logp": jnp.asarray(logp[2], jnp.float32)}
 

@@ -20,7 +20,7 @@ from jaxpt.train import common
 from jaxpt.train.optim import OptimConfig, apply_update
 from jaxpt.train.parallel import ONE, Layout
 from jaxpt.train.program import Program
-from jaxpt.types import Array, Params, Trajectory
+from jaxpt.types import Array, Params, Trajectory, bare_trajectory
 
 BITS = 1 / np.log(2)  # bits per nat
 
@@ -79,14 +79,8 @@ def make_pretrain(cfg: PretrainConfig, layout: Layout = ONE, *, train: np.ndarra
 
 def as_trajectory(tokens: Array) -> Trajectory:
     """Text as a batch of demonstrations: every token but a row's first is a decision to imitate."""
-    B, T = tokens.shape
-    zeros = jnp.zeros((B, T))
-    mask = jnp.broadcast_to(jnp.arange(T)[None, :] > 0, (B, T))
-    return Trajectory(
-        tokens=tokens, mask=mask, old_logp=zeros, turn=jnp.zeros((B, T), jnp.int32), signals=zeros[:, :, None],
-        reward=zeros[:, 0], gold=zeros[:, 0], parts=zeros[:, :1], truncated=zeros[:, 0] > 0,
-        group=jnp.arange(B), length=jnp.full(B, T, jnp.int32),
-    )
+    mask = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None, :] > 0, tokens.shape)
+    return bare_trajectory(tokens, mask)
 
 
 def token_bits(model, params: Params, tokens: Array) -> Array:

@@ -14,7 +14,7 @@ from jaxpt.envs import exact
 from jaxpt.objectives import get
 from jaxpt.train.common import with_coins
 from jaxpt.train.program import Program
-from jaxpt.types import Array, Trajectory
+from jaxpt.types import Array, Trajectory, bare_trajectory
 
 SOURCES = ("policy", "demonstrator")
 
@@ -106,10 +106,7 @@ def as_trajectory(leaves: exact.Leaves, members: Array, reward: Array, old_logp:
 
     Leaves have no prompt: their first decision stands at index 0, which no row of the algebra minds.
     """
-    B = members.shape[0]
-    mask, zeros = leaves.mask[members], jnp.zeros(B)
-    return Trajectory(
-        tokens=leaves.tokens[members], mask=mask, old_logp=old_logp, turn=jnp.zeros(mask.shape, jnp.int32),
-        signals=jnp.zeros((*mask.shape, 0)), reward=reward, gold=leaves.reward[members], parts=jnp.zeros((B, 0)),
-        truncated=zeros > 0, group=jnp.arange(B) // group, length=leaves.length[members],
+    return bare_trajectory(
+        leaves.tokens[members], leaves.mask[members], reward=reward, old_logp=old_logp,
+        group=jnp.arange(members.shape[0]) // group, length=leaves.length[members],
     )
