@@ -10,7 +10,7 @@ from hypothesis import given
 from jaxpt.objectives import advantages as adv
 
 B = 8
-BASELINED = {"leave_one_out": adv.leave_one_out, "standardised": adv.standardised}
+BASELINED = {"centred": adv.centred, "leave_one_out": adv.leave_one_out, "standardised": adv.standardised}
 jitted = {name: jax.jit(fn) for name, fn in BASELINED.items()}
 VALUES = [0.0, 1.0, 0.1, 0.3, 0.95, -2.0, 1e-4, 7.0]
 
@@ -36,7 +36,7 @@ def loop(name, rewards, group):
         if name == "leave_one_out":
             out[i] = rewards[i] - np.mean(rest)
         else:
-            out[i] = (rewards[i] - np.mean(mine)) / np.std(mine, ddof=1)
+            out[i] = (rewards[i] - np.mean(mine)) / (np.std(mine, ddof=1) if name == "standardised" else 1)
     return out
 
 
@@ -44,7 +44,7 @@ def loop(name, rewards, group):
 @given(batch=batches())
 def test_against_a_float64_loop(name, batch):
     rewards, group = batch
-    scale = np.abs(rewards).max() if name == "leave_one_out" else 1
+    scale = 1 if name == "standardised" else np.abs(rewards).max()
     np.testing.assert_allclose(jitted[name](rewards, group), loop(name, rewards, group), rtol=1e-3, atol=1e-5 * scale)
 
 
@@ -77,8 +77,9 @@ def test_affine_laws(batch, scale, shift):
     rewards, group = batch
     rewards = np.round(rewards * 8) / 8  # exact under the maps below, so that ties stay ties
     moved = (rewards * scale + shift).astype(np.float32)
-    loo = np.asarray(jitted["leave_one_out"](rewards, group))
-    np.testing.assert_allclose(jitted["leave_one_out"](moved, group), scale * loo, rtol=1e-4, atol=1e-3 * scale)
+    for name in ("centred", "leave_one_out"):
+        before = np.asarray(jitted[name](rewards, group))
+        np.testing.assert_allclose(jitted[name](moved, group), scale * before, rtol=1e-4, atol=1e-3 * scale)
     std = np.asarray(jitted["standardised"](rewards, group))
     np.testing.assert_allclose(jitted["standardised"](moved, group), std, rtol=1e-3, atol=1e-3)
 
@@ -110,8 +111,8 @@ def test_monte_carlo_and_constant():
 
 
 def test_std_eps_and_ddof_are_in_the_units_of_the_reward():
-    rewards, group = jnp.asarray([0.0, 0.0, 0.0, 1.0]), jnp.zeros(4, jnp.int32)
+    rewards, group = jnp.asarray([0.0, 0.0, 0.0, 4.0]), jnp.zeros(4, jnp.int32)
     for ddof in (0, 1):
         for eps in (0.0, 0.5):
-            expected = (np.asarray(rewards) - 0.25) / (np.std(rewards, ddof=ddof) + eps)
+            expected = (np.asarray(rewards) - 1) / (np.std(rewards, ddof=ddof) + eps)
             np.testing.assert_allclose(adv.standardised(rewards, group, std_eps=eps, ddof=ddof), expected, rtol=1e-6)

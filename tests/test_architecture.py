@@ -86,4 +86,4 @@ def test_every_row_has_the_contract_s_loss(name):
     parameters = list(inspect.signature(ROWS[name].loss).parameters.values())
     assert [p.name for p in parameters[:4]] == ["logp", "old_logp", "advantages", "mask"]
     assert parameters[4].name == "totals" and parameters[4].kind is inspect.Parameter.KEYWORD_ONLY
-    assert name == name.lower() and set(ROWS[name].needs) <= {"logp", "ref_logp", "entropy"}
+    assert name == name.lower() and set(ROWS[name].needs) <= {"logp", "ref_logp", "entropy", "values"}

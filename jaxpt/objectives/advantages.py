@@ -40,6 +40,12 @@ def monte_carlo(rewards: Array, group: Array) -> Array:
     return keep(rewards, jnp.isfinite(rewards))
 
 
+def centred(rewards: Array, group: Array) -> Array:
+    """A_i = r_i - mean of the group, the row itself included (Liu et al. 2025, arXiv 2503.20783, section 3.2)."""
+    place, spread, _ = _positions(rewards, group)
+    return place * spread
+
+
 def leave_one_out(rewards: Array, group: Array) -> Array:
     """A_i = r_i - mean of the other members' rewards (Kool et al. 2019; Ahmadian et al. 2024, eq. 8).
 

@@ -1,74 +1,26 @@
-"""The row algebra: a policy objective = advantage x ratio x surrogate x reduction (x KL).
+"""The row algebra: `compose` joins parts into a Row.
 
-`compose` joins five parts into a Row. A part is a function with its formula and its words, so that what
-`describe` prints is made of the same pieces as what is computed.
+    objective = shaping, selection, filter            which rewards and tokens count
+              x advantage, credit, normalisation      what a token is worth
+              x ratio, surrogate, reduction           the loss
+              (+ KL, entropy bonus, critic)
 """
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Mapping
 
 import chex
+import jax
 import jax.numpy as jnp
 
-from jaxpt.objectives import advantages as adv
-from jaxpt.objectives import kl as kls
-from jaxpt.objectives import ratios, reduction as reductions, surrogates
+from jaxpt.objectives import parts as tables
+from jaxpt.objectives import reduction as reductions
+from jaxpt.objectives.parts import Part, Penalty
 from jaxpt.objectives.row import Row
+from jaxpt.objectives.shaping import on_last_token, slots, to_go
 from jaxpt.ops.masked import count, keep, masked_sum, stop
 from jaxpt.types import Array, Trajectory
 
-
-class Part(NamedTuple):
-    """fn computes it; `formula` has {hyper} placeholders; `uses` names the constants that stand in it."""
-
-    fn: Callable
-    formula: str
-    words: str
-    uses: tuple[str, ...] = ()
-
-
-ADVANTAGES = {
-    "constant": Part(adv.constant, "A_i = 1", "every token counts +1"),
-    "monte_carlo": Part(adv.monte_carlo, "A_i = r_i", "the reward itself, no baseline"),
-    "leave_one_out": Part(
-        adv.leave_one_out, "A_i = r_i - mean of r_j over j in group(i), j != i", "reward minus the other members' mean"
-    ),
-    "standardised": Part(
-        adv.standardised,
-        "A_i = (r_i - mean_g r) / (std_g r + {std_eps}), std_g over n - {ddof}",
-        "reward minus the group's mean, over the group's standard deviation",
-        ("std_eps", "ddof"),
-    ),
-}
-RATIOS = {
-    "none": Part(ratios.no_ratio, "", "no importance ratio"),
-    "token": Part(ratios.token_ratio, "rho_it = exp(logp_it - old_logp_it)", "importance ratio of each token"),
-}
-SURROGATES = {
-    "score": Part(surrogates.score, "-A_i logp_it", "score function, no clip"),
-    "clipped": Part(
-        surrogates.clipped,
-        "-min(rho_it A_i, clip(rho_it, 1 - {eps_low}, 1 + {eps_high}) A_i)",
-        "pessimistic clip of the ratio",
-        ("eps_low", "eps_high"),
-    ),
-}
-REDUCTIONS = {
-    "token_mean": Part(reductions.token_mean, "1/tokens sum_i sum_t", "every token weighs the same"),
-    "sequence_mean": Part(
-        reductions.sequence_mean, "1/rows sum_i 1/n_i sum_t", "every sequence weighs the same, whatever its length"
-    ),
-    "sequence_sum": Part(reductions.sequence_sum, "1/rows sum_i sum_t", "tokens of a sequence are summed"),
-}
-KLS = {
-    "none": Part(lambda logp, ref_logp: jnp.zeros_like(logp), "", "no KL term"),
-    "k3_loss": Part(
-        kls.k3,
-        "+ {beta} (exp(d_it) - 1 - d_it), d_it = ref_logp_it - logp_it",
-        "k3 towards the reference, added to the loss",
-        ("beta",),
-    ),
-}
+METRICS = ("ratio", "clip_fraction", "kl")  # of every loss; weight 0 where a row has no such thing
 
 
 def compose(
@@ -79,14 +31,32 @@ def compose(
     ratio: str,
     surrogate: str,
     reduction: str,
-    kl: str = "none",
+    credit: str = "trajectory",
+    normalisation: str = "none",
+    shaping: str = "none",
+    selection: str = "all",
+    filter: str = "none",
+    kl: Penalty = Penalty(),
+    entropy: str = "none",
     hyper: Mapping[str, float] | None = None,
     claims: tuple[str, ...] = (),
 ) -> Row:
-    """Joins named parts into a row. `hyper` must give exactly the constants that the parts use."""
+    """Joins named parts into a row. `hyper` must give exactly the constants that the parts use.
+
+    An advantage of parts.STEPWISE knows every decision as a step, so `credit` has no say; "gae" brings a critic.
+    """
+    stepwise = advantage in tables.STEPWISE
+    critic = "clipped" if advantage == "gae" else "none"
+    penalised = kl.value != "none"
     parts = {
-        "advantage": ADVANTAGES[advantage], "ratio": RATIOS[ratio], "surrogate": SURROGATES[surrogate],
-        "reduction": REDUCTIONS[reduction], "kl": KLS[kl],
+        "shaping": tables.SHAPINGS[shaping], "selection": tables.SELECTIONS[selection], "filter": tables.FILTERS[filter],
+        "advantage": (tables.STEPWISE if stepwise else tables.ADVANTAGES)[advantage],
+        "credit": tables.CREDITS["step" if stepwise else credit],
+        "normalisation": tables.NORMALISATIONS[normalisation], "ratio": tables.RATIOS[ratio],
+        "surrogate": tables.SURROGATES[surrogate], "reduction": tables.REDUCTIONS[reduction],
+        "kl": tables.KL_VALUES[kl.value], "kl_gradient": tables.KL_GRADIENTS[kl.gradient],
+        "kl_placement": tables.KL_PLACEMENTS[kl.placement], "kl_controller": tables.KL_CONTROLLERS[kl.controller],
+        "entropy": tables.ENTROPIES[entropy], "critic": tables.CRITICS[critic],
     }
     hyper = dict(hyper or {})
     used = {constant for part in parts.values() for constant in part.uses}
@@ -99,44 +69,90 @@ def compose(
             raise TypeError(f"row {name!r} has no constant {sorted(unknown)[0]!r}, only {sorted(hyper)}")
         return {**hyper, **overrides}
 
-    def apply(kind: str, *arrays: Array, **constants: float):
+    def apply(kind: str, *arrays, **constants: float):
         return parts[kind].fn(*arrays, **{k: constants[k] for k in parts[kind].uses})
 
-    def prepare(traj: Trajectory, **overrides: float) -> dict:
-        trained = jnp.any(traj.mask > 0, axis=1)  # a row without trainable tokens takes no part in a baseline
-        rewards = jnp.where(trained, traj.reward, jnp.nan)
-        per_row = apply("advantage", rewards, traj.group, **constants_with(overrides))
+    def token_rewards(traj: Trajectory, ref_logp, process, constants) -> Array:
+        """[B,T]: the shaped reward at the last decision, process rewards and the KL at their own."""
+        rewards = on_last_token(_at_least_float32(apply("shaping", traj, **constants)), traj.mask)
+        if process is not None:
+            rewards = rewards + keep(process, traj.mask).astype(rewards.dtype)
+        if penalised and kl.placement == "reward":
+            old_logp, ref_logp = (keep(_at_least_float32(x), traj.mask) for x in (traj.old_logp, ref_logp))
+            rewards = rewards - constants["beta"] * parts["kl"].fn(old_logp, ref_logp)
+        return rewards
+
+    def prepare(
+        traj: Trajectory, *, ref_logp=None, values=None, final_values=None, process=None, total=lambda tree: tree,
+        **overrides: float,
+    ) -> dict:
+        constants = constants_with(overrides)
+        decided = traj.mask > 0
+        rewards = token_rewards(traj, ref_logp, process, constants)
+        scored = decided & jnp.all(jnp.isfinite(rewards), axis=1, keepdims=True)
+        returns = jnp.zeros_like(rewards)
+        if stepwise:
+            rewards = keep(rewards, scored)
+            values = jnp.zeros_like(rewards) if values is None else keep(_at_least_float32(values), decided)
+            final = jnp.zeros_like(rewards[:, 0]) if final_values is None else keep(final_values, traj.truncated)
+            advantages = apply("advantage", rewards, values, scored, final.astype(rewards.dtype), **constants)
+            returns = advantages + values  # a row whose reward is missing teaches the critic nothing
+        else:
+            places = 1 if credit == "trajectory" else decided.shape[1]
+            slot = slots(credit, traj)
+            worth, there = to_go(rewards, decided, slot, places)
+            of_slot = lambda worth: apply("advantage", worth, traj.group, **constants)  # noqa: E731
+            by_slot = jax.vmap(of_slot, 1, 1)(jnp.where(there, worth, jnp.nan))
+            advantages = jnp.take_along_axis(by_slot, slot, axis=1)
+        mask = apply("filter", traj, apply("selection", traj, decided, **constants), **constants)
+        if normalisation == "batch":
+            advantages = apply("normalisation", advantages, mask & scored, total, **constants)
         return {
-            "advantages": keep(jnp.broadcast_to(per_row[:, None], traj.mask.shape), traj.mask),
-            "totals": reductions.totals_of(traj.mask),
+            "advantages": keep(advantages, mask), "returns": keep(returns, mask), "mask": mask,
+            "totals": total(reductions.totals_of(mask)),
         }
 
-    def loss(logp, old_logp, advantages, mask, *, totals, ref_logp=None, **overrides):
+    def loss(logp, old_logp, advantages, mask, *, totals, ref_logp=None, entropy=None, **overrides):
         chex.assert_equal_shape([logp, old_logp, advantages, mask])
         constants = constants_with(overrides)
         logp, old_logp, advantages = (
             keep(_at_least_float32(x), mask) for x in (logp, stop(old_logp), stop(advantages))
         )
         rho = apply("ratio", logp, old_logp, mask)
-        per_token, extra = apply("surrogate", logp, rho, advantages, **constants)
-        metrics = {"ratio": rho, **extra}
-        if kl != "none":
-            divergence = parts["kl"].fn(logp, keep(_at_least_float32(stop(ref_logp)), mask))
-            per_token = per_token + constants["beta"] * divergence
-            metrics["kl"] = divergence
-        value = parts["reduction"].fn(per_token, mask, totals)
-        return value, {k: (masked_sum(stop(x), mask), count(mask)) for k, x in metrics.items()}
+        per_token, metrics = apply("surrogate", logp, rho, advantages, **constants)
+        if ratio != "none":
+            metrics["ratio"] = rho
+        if penalised:
+            ref = keep(_at_least_float32(stop(ref_logp)), mask)
+            metrics["kl"] = parts["kl"].fn(logp, ref)
+            if kl.placement == "loss":
+                per_token += constants["beta"] * parts["kl_gradient"].fn(parts["kl"].fn, logp, old_logp, ref)
+        if parts["entropy"].uses:
+            per_token -= constants["entropy_coef"] * keep(_at_least_float32(entropy), mask)
+        weighed = {k: (masked_sum(stop(x), mask), count(mask)) for k, x in metrics.items()}
+        nothing = (jnp.zeros_like(per_token[0, 0]), jnp.float32(0))
+        return apply("reduction", per_token, mask, totals, **constants), {k: weighed.get(k, nothing) for k in METRICS}
 
-    lines = [
-        f"loss = {parts['reduction'].formula} m_it [ {parts['surrogate'].formula} {parts['kl'].formula}".rstrip() + " ]"
-    ]
-    lines += [parts[kind].formula for kind in ("ratio", "advantage") if parts[kind].formula]
+    needs = [("ref_logp", penalised), ("entropy", entropy == "bonus"), ("values", critic != "none")]
     return Row(
-        name=name, paper=paper, formula="\n".join(lines),
-        needs=("logp",) if kl == "none" else ("logp", "ref_logp"),
+        name=name, paper=paper, formula=_formula(parts, kl),
+        needs=("logp", *(what for what, wanted in needs if wanted)),
         hyper=hyper, prepare=prepare, loss=loss, additive=True, claims=claims,
-        parts={kind: part.words for kind, part in parts.items()},
+        parts={kind: part.words for kind, part in parts.items() if penalised or not kind.startswith("kl_")},
     )
+
+
+def _formula(parts: Mapping[str, Part], kl: Penalty) -> str:
+    """The loss on the first line, what it is made of below."""
+    penalised = kl.value != "none"
+    in_loss = [parts["surrogate"].formula, parts["kl_placement"].formula if penalised and kl.placement == "loss" else "",
+               parts["entropy"].formula]
+    lines = [f"loss = {parts['reduction'].formula} m_it [ {' '.join(filter(None, in_loss))} ]"]
+    below = ["kl", "kl_gradient", "kl_controller"] if penalised else []
+    if penalised and kl.placement == "reward":
+        below += ["kl_placement"]
+    kinds = ("ratio", "advantage", "normalisation", "credit", "shaping", *below, "selection", "filter", "critic")
+    return "\n".join(lines + [parts[kind].formula for kind in kinds if parts[kind].formula])
 
 
 def _at_least_float32(x: Array) -> Array:

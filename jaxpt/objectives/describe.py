@@ -15,10 +15,10 @@ def describe(name: str) -> str:
     lines = [row.name, f"  {row.paper}", ""]
     lines += [f"  {line}" for line in row.formula.format(**{k: f"{v:g}" for k, v in row.hyper.items()}).split("\n")]
     lines += ["  m_it = 1 where the policy chose the token; tokens, rows: totals of the whole batch", ""]
-    lines += [f"  {kind:<10} {words}" for kind, words in row.parts.items()]
+    lines += [f"  {kind:<14} {words}" for kind, words in row.parts.items()]
     constants = ", ".join(f"{k} = {v:g}" for k, v in row.hyper.items()) or "none"
-    lines += ["", f"  constants  {constants}", f"  needs      {', '.join(row.needs)}"]
-    lines += [f"  additive   {'yes' if row.additive else 'no'}", f"  claims     {', '.join(row.claims) or 'none'}"]
+    lines += ["", f"  constants      {constants}", f"  needs          {', '.join(row.needs)}"]
+    lines += [f"  additive       {'yes' if row.additive else 'no'}", f"  claims         {', '.join(row.claims) or 'none'}"]
     return "\n".join(lines)
 
 
@@ -26,9 +26,10 @@ def difference(name_a: str, name_b: str) -> str:
     """Where two rows differ, part by part, and what that does on one fixed batch."""
     a, b = get(name_a), get(name_b)
     lines = [f"{a.name} against {b.name}", ""]
-    for kind in a.parts:
-        if a.parts[kind] != b.parts[kind]:
-            lines += [f"  {kind}", f"    {a.name}: {a.parts[kind]}", f"    {b.name}: {b.parts[kind]}"]
+    for kind in {**a.parts, **b.parts}:
+        words_a, words_b = (row.parts.get(kind, "absent") for row in (a, b))
+        if words_a != words_b:
+            lines += [f"  {kind}", f"    {a.name}: {words_a}", f"    {b.name}: {words_b}"]
     for constant in sorted(set(a.hyper) | set(b.hyper)):
         values = [f"{row.hyper[constant]:g}" if constant in row.hyper else "absent" for row in (a, b)]
         if values[0] != values[1]:
@@ -61,17 +62,20 @@ def probe_batch() -> tuple[Trajectory, dict[str, jax.Array]]:
         jnp.zeros((B, T), jnp.int32), jnp.asarray(mask), reward=jnp.asarray([1.0, 0, 0, 1, 0, 0, 1, 0]),
         old_logp=jnp.asarray(logp[1], jnp.float32), group=jnp.arange(B) // 4, length=jnp.asarray(length),
     )
-    return traj, {"logp": jnp.asarray(logp[0], jnp.float32), "ref_logp": jnp.asarray(logp[2], jnp.float32)}
+    stats = {"logp": logp[0], "ref_logp": logp[2], "entropy": -logp[0], "values": rng.random((B, T))}
+    return traj, {name: jnp.asarray(x, jnp.float32) for name, x in stats.items()}
 
 
 def probe(row: Row) -> tuple[float, np.ndarray]:
     """Loss and its gradient with respect to logp on the probe batch."""
     traj, stats = probe_batch()
-    ready = row.prepare(traj)
-    extra = {k: stats[k] for k in row.needs if k != "logp"}
 
+    @jax.jit
+    @jax.value_and_grad
     def loss(logp):
-        return row.loss(logp, traj.old_logp, ready["advantages"], traj.mask, totals=ready["totals"], **extra)[0]
+        ready = row.prepare(traj, ref_logp=stats["ref_logp"], values=stats["values"])
+        extra = {k: stats[k] for k in row.needs if k in ("ref_logp", "entropy")}
+        return row.loss(logp, traj.old_logp, ready["advantages"], ready["mask"], totals=ready["totals"], **extra)[0]
 
-    value, grad = jax.value_and_grad(loss)(stats["logp"])
+    value, grad = loss(stats["logp"])
     return float(value), np.asarray(grad)

@@ -1,10 +1,57 @@
-"""Estimators of KL(policy || reference) per token, from log-probabilities of the sampled tokens."""
+"""KL(policy || reference) per token, from log-probabilities of sampled tokens (Schulman 2020,
+joschu.net/blog/kl-approx.html): which value is reported, whose gradient pulls, and where it stands.
 
-from jaxpt.ops.masked import exp_excess
+VALUE      k1 = log pi/ref, unbiased, either sign; k2 = k1^2 / 2, biased, >= 0; k3 = ref/pi - 1 - log ref/pi,
+           unbiased while samples come from pi, >= 0.
+GRADIENT   as a loss on samples of pi, the expected gradient of k1 is exactly 0, of k3 that of KL(ref || pi), and
+           of k2 that of KL(pi || ref) of each visited state; `score` is that gradient off-policy.
+PLACEMENT  in the loss, a token answers for its own state alone; in the reward, for all that follows, which is the
+           gradient of the KL of whole sequences.
+"""
+
+import jax.numpy as jnp
+
+from jaxpt.ops.masked import bounded_exp, exp_excess, stop
 from jaxpt.types import Array
 
 
+def k1(logp: Array, ref_logp: Array) -> Array:
+    """log pi - log ref."""
+    return logp - ref_logp
+
+
+def k2(logp: Array, ref_logp: Array) -> Array:
+    """(log pi - log ref)^2 / 2, continued linearly beyond 1e3 nats."""
+    size = jnp.abs(logp - ref_logp)
+    near = jnp.minimum(size, 1e3)
+    return near * size - 0.5 * near**2
+
+
 def k3(logp: Array, ref_logp: Array) -> Array:
-    """ref/pi - 1 - log(ref/pi) >= 0 (Schulman 2020, joschu.net/blog/kl-approx.html): unbiased in value; as a
-    loss it pulls like KL(ref || pi). Its linear tail never saturates where the drift is worst."""
+    """ref/pi - 1 - log(ref/pi). Its linear tail never saturates where the drift is worst."""
     return exp_excess(ref_logp - logp)
+
+
+def own_gradient(value, logp: Array, old_logp: Array, ref_logp: Array) -> Array:
+    """The value, differentiated as it stands."""
+    return value(logp, ref_logp)
+
+
+def k2_gradient(value, logp: Array, old_logp: Array, ref_logp: Array) -> Array:
+    """The value, pulling by the gradient of k2: k1 grad log pi."""
+    pull = k2(logp, ref_logp)
+    return stop(value(logp, ref_logp)) + pull - stop(pull)
+
+
+def score_gradient(value, logp: Array, old_logp: Array, ref_logp: Array) -> Array:
+    """The value, pulling by pi/pi_old k1 grad log pi: the gradient of KL(pi || ref) of each visited state, on
+    samples of pi_old."""
+    weight = stop(bounded_exp(logp - old_logp) * k1(logp, ref_logp))
+    return stop(value(logp, ref_logp)) + weight * (logp - stop(logp))
+
+
+def adapted(beta: Array, kl: Array, *, kl_target: Array, kl_horizon: Array, rows: float) -> Array:
+    """The proportional controller of Ziegler et al. 2019 (arXiv 1909.08593, section 2.2): beta grows while the
+    KL per sequence (nats) is above kl_target and falls while it is below, over some kl_horizon episodes."""
+    error = jnp.clip(kl / kl_target - 1.0, -0.2, 0.2)
+    return beta * (1.0 + error * rows / kl_horizon)

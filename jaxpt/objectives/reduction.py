@@ -30,3 +30,11 @@ def sequence_mean(per_token: Array, mask: Array, totals: Totals) -> Array:
 def sequence_sum(per_token: Array, mask: Array, totals: Totals) -> Array:
     """The log-probability of a whole sequence: sum over tokens, then sum / rows of the batch."""
     return safe_div(masked_sum(per_token, mask), totals["rows"])
+
+
+def budget_mean(per_token: Array, mask: Array, totals: Totals, *, max_length: float) -> Array:
+    """A constant per row, whatever its length: sum over tokens / (rows x max_length) (Liu et al. 2025, section 3.2).
+
+    max_length is the response budget in tokens, never the width to which a batch happens to be padded.
+    """
+    return safe_div(masked_sum(per_token, mask), totals["rows"] * max_length)
