@@ -1,8 +1,6 @@
-"""Expected gradients by enumeration of whole groups, in float64: what each row claims to follow.
-
-Every group of G leaves is visited with its probability, so the expectation has no sampling error. The other
-side is computed by other means: the gradient of J from the product rule over leaves, and for standardised
-rewards from the distribution of the *rewards* of the other members.
+"""What every row follows on average: expected gradients by enumeration of whole batches, in float64, against
+closed forms found by another route: the product rule over leaves, distributions of the other members' rewards, and,
+where a batch is whitened, plain numpy over all groups. Known biases come out as numbers (the last test).
 """
 
 import itertools
@@ -12,125 +10,207 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from enumeration import ALL, BETA, ENTROPY, ENVS, MAX_LENGTH, NODES, N, V, off, setting
 
 from jaxpt.envs import exact
-from jaxpt.envs.bandit import bandit
-from jaxpt.envs.tree import tree
 from jaxpt.objectives import ROWS
-from jaxpt.types import bare_trajectory
-
-ENVS = {"bandit": bandit(arms=3), "tree": tree(vocab=3, depth=2), "tree_observed": tree(vocab=3, depth=2, observe=(1,))}
+from jaxpt.train.expected import expected_gradient
 
 
-def setting(name):
-    """Leaves of one task, a random tabular policy, and in numpy: p [N] and d log pi(token) / d logits
-    [N,T,nodes,V] of every decision (0 where there is none)."""
-    env = ENVS[name]
-    leaves = exact.leaves(env, env.sample(jax.random.key(7), 1), jax.random.key(0))
-    nodes = int(leaves.node.max()) + 1
-    logits = np.random.default_rng(1).normal(size=(nodes, env.spec.vocab))
-    tokens, mask, node = (np.asarray(x) for x in (leaves.tokens, leaves.mask, leaves.node))
-    taken = [sorted({int(t) for t, m, k in zip(tokens.ravel(), mask.ravel(), node.ravel()) if m and k == i}) for i in range(nodes)]
-    p, score = np.ones(len(tokens)), np.zeros((*tokens.shape, *logits.shape))
-    for leaf, t in zip(*np.nonzero(mask)):
-        k = node[leaf, t]
-        prob = np.exp(logits[k, taken[k]])
-        prob /= prob.sum()
-        p[leaf] *= prob[taken[k].index(int(tokens[leaf, t]))]
-        score[leaf, t, k, tokens[leaf, t]] += 1
-        score[leaf, t, k, taken[k]] -= prob
-    return leaves, logits, p, score
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
 
 
-def expected_gradient(row, leaves, logits, G, reference=None):
-    """Sum over all N^G groups of P(group) * gradient of the row's loss on that group. The reference is the
-    policy itself unless its logits are given."""
-
-    def gradient(members):
-        def loss(logits):
-            logp = exact.leaf_logp(logits, leaves)[members]
-            traj = bare_trajectory(
-                leaves.tokens[members], leaves.mask[members], reward=leaves.reward[members],
-                old_logp=jax.lax.stop_gradient(logp), group=jnp.zeros(G, jnp.int32), length=leaves.length[members],
-            )
-            ready = row.prepare(traj)
-            ref_logp = traj.old_logp if reference is None else exact.leaf_logp(reference, leaves)[members]
-            extra = {"ref_logp": ref_logp} if "ref_logp" in row.needs else {}
-            return row.loss(logp, traj.old_logp, ready["advantages"], traj.mask, totals=ready["totals"], **extra)[0]
-
-        return jax.grad(loss)(logits) * jnp.prod(exact.leaf_prob(logits, leaves)[members])
-
-    groups = jnp.asarray(list(itertools.product(range(len(leaves.reward)), repeat=G)))
-    return jnp.sum(jax.jit(jax.vmap(gradient))(groups), axis=0)
+@pytest.fixture(params=ENVS)
+def s(request):
+    return setting(request.param)
 
 
-def standardised_given_own(reward, others, G):
-    """E[A | own reward] when the other G - 1 rewards have the distribution `others` (value -> probability),
-    summed over multisets with multinomial weights."""
-    total = 0.0
-    values = sorted(others)
-    for counts in itertools.product(range(G), repeat=len(values)):
-        if sum(counts) != G - 1:
-            continue
-        weight = math.factorial(G - 1) * math.prod(others[v] ** c / math.factorial(c) for v, c in zip(values, counts))
-        group = [reward] + [v for v, c in zip(values, counts) for _ in range(c)]
-        if len(group) > 1 and max(group) > min(group):
-            total += weight * (reward - np.mean(group)) / np.std(group, ddof=1)
+def given_own(own, kinds, G, f):
+    """E[f(own, others)] over G - 1 other members of the given kinds (kind -> probability), by multinomial weights."""
+    total, names = 0.0, sorted(kinds)
+    for counts in itertools.product(range(G), repeat=len(names)):
+        if sum(counts) == G - 1:
+            chances = (kinds[k] ** c / math.factorial(c) for k, c in zip(names, counts, strict=True))
+            weight = math.factorial(G - 1) * math.prod(chances)
+            total += weight * f(own, [k for k, c in zip(names, counts, strict=True) for _ in range(c)])
     return total
 
 
-@pytest.mark.parametrize("name, G", [("bandit", 1), ("bandit", 2), ("bandit", 3), ("tree", 2), ("tree", 3), ("tree_observed", 3)])
-def test_what_each_row_follows(name, G):
-    with jax.enable_x64(True):
-        leaves, logits, p, score_t = setting(name)
-        score = score_t.sum(1)
-        leaves = leaves._replace(reward=jnp.asarray(np.round(np.asarray(leaves.reward, np.float64) * 4) / 4))
-        reward, lengths = np.asarray(leaves.reward), np.asarray(leaves.mask).sum(1)
-        grad_J = np.einsum("n,n,nkv->kv", p, reward, score)
-        np.testing.assert_allclose(jax.grad(exact.value)(jnp.asarray(logits), leaves), grad_J, atol=1e-12)
-
-        got = {row: np.asarray(expected_gradient(ROWS[row], leaves, jnp.asarray(logits), G)) for row in
-               ("reinforce", "rloo", "grpo", "grpo_no_kl")}
-        np.testing.assert_allclose(got["reinforce"], -grad_J, atol=1e-6)
-        np.testing.assert_allclose(got["rloo"], -grad_J if G > 1 else 0 * grad_J, atol=1e-6)
-
-        others = {}
-        for q, r in zip(p, reward):
-            others[float(r)] = others.get(float(r), 0.0) + q
-        weight = np.array([standardised_given_own(float(r), others, G) for r in reward]) / lengths
-        claim = np.einsum("n,n,nkv->kv", p, weight, score)
-        np.testing.assert_allclose(got["grpo"], -claim, atol=1e-6)
-        np.testing.assert_allclose(got["grpo_no_kl"], -claim, atol=1e-6)
-        if G > 1:  # and it is not the gradient of J: the test can tell them apart
-            assert np.abs(claim - grad_J).max() > 1e-3
+def standardised(own, others):
+    group = [own, *others]
+    return (own - np.mean(group)) / np.std(group, ddof=1) if max(group) > min(group) else 0.0
 
 
-@pytest.mark.parametrize("name", ["bandit", "tree_observed"])
-def test_the_kl_of_grpo_pulls_towards_the_reference(name):
-    """k3 in the loss adds beta E[1/n sum_t (1 - ref/pi) grad log pi], whatever the group."""
-    with jax.enable_x64(True):
-        leaves, logits, p, score_t = setting(name)
-        reference = jnp.asarray(np.random.default_rng(2).normal(size=logits.shape))
-        got = expected_gradient(ROWS["grpo"], leaves, jnp.asarray(logits), 2, reference)
-        without = expected_gradient(ROWS["grpo_no_kl"], leaves, jnp.asarray(logits), 2)
-        logp, ref_logp = (np.asarray(exact.leaf_logp(jnp.asarray(x), leaves)) for x in (logits, reference))
-        weight = (1 - np.exp(ref_logp - logp)) / np.asarray(leaves.mask).sum(1, keepdims=True)
-        pull = np.einsum("n,nt,ntkv->kv", p, weight, score_t)
-        np.testing.assert_allclose(got - without, 0.04 * pull, atol=1e-9)
-        assert np.abs(pull).max() > 1e-2
+def kinds_of(s):
+    """Distribution of (reward, length)."""
+    kinds = {}
+    for q, kind in zip(s.p, zip(s.reward.tolist(), s.length.tolist(), strict=True), strict=True):
+        kinds[kind] = kinds.get(kind, 0.0) + q
+    return kinds
+
+
+def by_kind(s, G, f):
+    kinds = kinds_of(s)
+    return np.array([given_own(kind, kinds, G, f) for kind in zip(s.reward.tolist(), s.length.tolist(), strict=True)])
+
+
+def row_weight(own, others):
+    return standardised(own[0], [r for r, _ in others]) / own[1]
+
+
+def token_weight(own, others):
+    members = [own, *others]
+    return len(members) * standardised(own[0], [r for r, _ in others]) / sum(n for _, n in members)
+
+
+def rewarded_token_weight(own, others):
+    members = [own, *others]
+    return len(members) / sum(n for r, n in members if r > 0) if own[0] > 0 else 0.0
+
+
+def whitened(s, G, advantages, extra=lambda leaf, t: 0.0, coefs=None):
+    """Token mean of -whitened A x score over all groups, plus `extra` x score at every token, in plain numpy.
+
+    advantages(members) -> [G][decisions]. coefs [NODES,V]-valued further pull per decision.
+    """
+    out = np.zeros((NODES, V))
+    for members in itertools.product(range(N), repeat=G):
+        p = math.prod(s.p[m] for m in members)
+        where = [(m, t) for m in members for t in np.flatnonzero(s.mask[m])]
+        A = np.array([a for row in advantages(members) for a in row])
+        A = (A - A.mean()) / np.sqrt(A.var() + 1e-4**2)
+        for (m, t), a in zip(where, A, strict=True):
+            out += p / len(where) * (extra(m, t) - a) * s.score[m, t]
+            if coefs is not None:
+                out[s.node[m, t]] += p / len(where) * coefs[s.node[m, t]]
+    return out
+
+
+def test_tables_and_values(s):
+    grad_J = s.along(s.reward)
+    np.testing.assert_allclose(jax.grad(exact.value)(jnp.asarray(s.logits), s.leaves), grad_J, atol=1e-12)
+    through = np.zeros((2, NODES))
+    for leaf, t in np.argwhere(s.mask):
+        through[:, s.node[leaf, t]] += s.p[leaf] * np.array([s.reward[leaf], 1])
+    want = np.divide(*through, out=np.zeros(NODES), where=through[1] > 0)
+    np.testing.assert_allclose(exact.node_values(jnp.asarray(s.logits), s.leaves), want, atol=1e-12)
+
+
+def test_what_each_row_follows(s):
+    G, grad_J = 3, s.along(s.reward)
+    got = s.means(ALL, G, reference=s.reference)
+    claims = {
+        # maximum likelihood of own samples, all or those that earn a reward, over their tokens
+        "sft": s.along(by_kind(s, G, lambda own, others: G / sum(n for _, n in [own, *others]))),
+        "raft": s.along(by_kind(s, G, rewarded_token_weight)),
+        "reinforce": grad_J, "rloo": grad_J, "dr_grpo": (G - 1) / G * grad_J / MAX_LENGTH,
+        **dict.fromkeys(("grpo_no_kl", "gspo", "gspo_token", "dapo_sequence_mean"), s.along(by_kind(s, G, row_weight))),
+        "dapo": s.along(by_kind(s, G, token_weight)),
+    }
+    k1 = s.l - s.f
+    # k3 in the loss: E[1/n sum_t (1 - ref/pi) grad log pi]
+    claims["grpo"] = claims["grpo_no_kl"] - 0.04 * s.along((1 - np.exp(-k1)) / s.length[:, None])
+    baseline = s.along(s.reward / s.length) - (s.p @ s.reward) * s.along(1 / s.length)
+    claims["grpo_no_std"] = (G - 1) / G * baseline
+    claims["grpo_no_length"] = s.along(by_kind(s, G, lambda own, others: standardised(own[0], [r for r, _ in others])))
+
+    def to_go(members):
+        for m in members:
+            ts = np.flatnonzero(s.mask[m])
+            yield [s.reward[m] - BETA * sum(k1[m, j] for j in ts[k:]) for k in range(len(ts))]
+
+    def estimated(members):  # GAE, gamma 0.9, lam 0.95, from the definition
+        for m in members:
+            ts = np.flatnonzero(s.mask[m])
+            r = [-BETA * k1[m, t] for t in ts]
+            r[-1] += s.reward[m]
+            v = [*(s.values[s.node[m, t]] for t in ts), 0.0]
+            delta = [r[k] + 0.9 * v[k + 1] - v[k] for k in range(len(ts))]
+            yield [sum((0.9 * 0.95) ** (j - k) * delta[j] for j in range(k, len(ts))) for k in range(len(ts))]
+
+    def centred(members):
+        mean = np.mean([s.reward[m] for m in members])
+        return [[s.reward[m] - mean] * s.length[m] for m in members]
+
+    log_pi = np.log(np.where(s.legal, s.pi, 1))
+    entropy_pull = -s.state_pull(np.ones(NODES), s.pi * log_pi)  # grad H(s) = -sum_a pi log pi grad log pi
+    claims["reinforce_plus_plus"] = -whitened(s, G, to_go)
+    claims["reinforce_plus_plus_baseline"] = -whitened(s, G, centred, lambda m, t: 0.01 * k1[m, t])
+    claims["ppo"] = -whitened(s, G, estimated, coefs=-ENTROPY * entropy_pull)
+    assert set(claims) == set(ALL)
+    for name, claim in claims.items():
+        np.testing.assert_allclose(got[name], -claim, atol=1e-9, err_msg=name)
+    assert np.abs(claims["grpo_no_kl"] - grad_J).max() > 1e-3  # the test can tell them apart
 
 
 def test_binary_bandit_closed_form():
-    """One decision, reward 0 or 1 with success probability s: GRPO follows grad s times a factor of s alone."""
-    with jax.enable_x64(True):
-        leaves, logits, p, score_t = setting("bandit")
-        score = score_t.sum(1)
-        reward = np.array([0.0, 1.0, 1.0])
-        leaves = leaves._replace(reward=jnp.asarray(reward))
-        s, G = p @ reward, 3
-        std = lambda k: math.sqrt(k * (G - k) / G / (G - 1))  # noqa: E731  of k successes among G
-        binomial = [math.comb(G - 1, k) * s**k * (1 - s) ** (G - 1 - k) for k in range(G)]
-        factor = sum(b * (1 - (k + 1) / G) / std(k + 1) for k, b in enumerate(binomial) if k + 1 < G)
-        factor += sum(b * (k / G) / std(k) for k, b in enumerate(binomial) if k > 0)
-        got = expected_gradient(ROWS["grpo"], leaves, jnp.asarray(logits), G)
-        np.testing.assert_allclose(got, -factor * np.einsum("n,n,nkv->kv", p, reward, score), atol=1e-9)
+    """One decision, reward 0 or 1 with success probability q: GRPO follows grad q times a factor of q alone."""
+    s = setting("bandit")
+    reward = np.array([0.0, 1, 1, 0, 0, 1, 0])
+    q, G = s.p @ reward, 3
+    std = lambda k: math.sqrt(k * (G - k) / G / (G - 1))  # noqa: E731  of k successes among G
+    binomial = [math.comb(G - 1, k) * q**k * (1 - q) ** (G - 1 - k) for k in range(G)]
+    factor = sum(b * (1 - (k + 1) / G) / std(k + 1) for k, b in enumerate(binomial) if k + 1 < G)
+    factor += sum(b * (k / G) / std(k) for k, b in enumerate(binomial) if k > 0)
+    got = s.means(ALL, G, reference=s.reference, leaves=s.leaves._replace(reward=jnp.asarray(reward)))
+    np.testing.assert_allclose(got["gspo"], -factor * s.along(reward), atol=1e-9)
+
+
+def test_dynamic_sampling_divides_by_the_groups_that_are_left(s):
+    """P groups of which each has signal with probability q: (1 - (1 - q)^P) / q times the gradient without
+    selection, because the batch's mean is taken over the groups with signal."""
+    got = s.means(("dapo", "dapo_sequence_mean", "grpo_no_kl"), 2, 2)
+    tie = np.equal.outer(s.reward, s.reward)
+    q = 1 - s.p @ tie @ s.p
+    np.testing.assert_allclose(got["grpo_no_kl"], -s.along(by_kind(s, 2, row_weight)), atol=1e-12)
+    np.testing.assert_allclose(got["dapo_sequence_mean"], (1 - (1 - q) ** 2) / q * got["grpo_no_kl"], atol=1e-12)
+    # Token mean: a group's own tokens, and those of the other group where it has signal.
+    pairs = list(itertools.product(range(N), repeat=2))
+    tokens = {}  # distribution of the other group's kept tokens
+    for i, j in pairs:
+        kept = 0 if tie[i, j] else int(s.length[i] + s.length[j])
+        tokens[kept] = tokens.get(kept, 0.0) + s.p[i] * s.p[j]
+    weight = np.zeros(N)
+    for i, j in pairs:
+        mean = sum(prob / (s.length[i] + s.length[j] + kept) for kept, prob in tokens.items())
+        weight[i] += 2 * 2 * s.p[j] * standardised(s.reward[i], [s.reward[j]]) * mean  # any of 2 members of 2 groups
+    np.testing.assert_allclose(got["dapo"], -s.along(weight), atol=1e-12)
+
+
+# --- the enumeration itself, and the biases as numbers --------------------------------------------------------------
+
+
+def test_chunks_do_not_matter():
+    s, row = setting("observed"), ROWS["rloo"]
+    whole = s.moments(ALL, 3, reference=s.reference)["rloo"]
+    chunked = jax.jit(lambda logits: expected_gradient(row, s.leaves, logits, 3, chunk=100))(jnp.asarray(s.logits))
+    np.testing.assert_allclose(chunked.mean, whole.mean, atol=1e-13)
+    np.testing.assert_allclose(chunked.variance, whole.variance, rtol=1e-9)
+    with pytest.raises(ValueError, match="7 leaves in batches of 12"):
+        expected_gradient(row, s.leaves, jnp.asarray(s.logits), 12)
+
+
+def test_known_biases():
+    """How far expected gradients point away from what they stand for, on one tree with lengths 1 and 2, groups of
+    3, no KL. Every number comes twice, by enumeration of the row and from its closed form."""
+    s, G = setting("observed"), 3
+    grad_J, rows = s.along(s.reward), s.means(ALL, G)
+    length = s.along(s.reward / s.length) - (s.p @ s.reward) * s.along(1 / s.length)
+    deviation = s.along(by_kind(s, G, lambda own, others: standardised(own[0], [r for r, _ in others])))
+    outcome = lambda members: [[s.reward[m]] * s.length[m] for m in members]  # noqa: E731
+    biases = {  # sine of the angle: stated, by enumeration, closed form
+        "no bias: rloo, dr_grpo": (0.0, off(rows["dr_grpo"], grad_J), off(grad_J, grad_J)),
+        "length: mean over the row's own tokens": (0.167, off(rows["grpo_no_std"], grad_J), off(length, grad_J)),
+        "deviation: over the group's standard deviation": (0.121, off(rows["grpo_no_length"], grad_J), off(deviation, grad_J)),
+        "both: grpo": (0.255, off(rows["grpo_no_kl"], grad_J), off(s.along(by_kind(s, G, row_weight)), grad_J)),
+        "deviation, token mean: dapo": (0.139, off(rows["dapo"], grad_J), off(s.along(by_kind(s, G, token_weight)), grad_J)),
+        "whitened over one group's tokens: reinforce_plus_plus": (
+            0.218, off(rows["reinforce_plus_plus"], grad_J), off(whitened(s, G, outcome), grad_J)
+        ),
+    }
+    for name, (stated, enumerated, closed) in biases.items():
+        assert enumerated == pytest.approx(closed, abs=1e-6), name
+        assert enumerated == pytest.approx(stated, abs=6e-4), name

@@ -110,7 +110,7 @@ def transitions() -> np.ndarray:
 
 def chain(
     group: str = "affine", p: int = 7, max_level: int = 8, generators: int = 8, force: str = "none",
-    corruption: float = 0.2, seed: int = 0,
+    corruption: float = 0.2, ramble: float = 0.0, seed: int = 0,
 ) -> Environment:  # fmt: skip
     """Compose a chain of known maps, step by step or in the head: affine maps mod p, or S_5.
 
@@ -121,7 +121,9 @@ def chain(
     Styles `think` and `direct` are right from any state of the parser that is not lost. In the noisy styles
     each step value, or the direct answer, becomes another value with probability `corruption`, all others
     equally likely; the chain goes on from what was written and ANS repeats the last step, so that with n
-    values a chain of d steps ends right with probability 1/n + (1 - 1/n) (1 - corruption n/(n-1))^d.
+    values a chain of d steps ends right with probability 1/n + (1 - 1/n) (1 - corruption n/(n-1))^d. A noisy
+    thinker who is done repeats the last value as a further step with probability `ramble`, again and again,
+    until the budget cuts it; a repetition is corrupted like any step.
 
     Args:
       group: "affine" or "s5".
@@ -130,6 +132,7 @@ def chain(
       generators: number of maps; the first two generate the whole group.
       force: "think" or "direct": the environment writes TH or NT itself; "none": the policy chooses.
       corruption: probability of a wrong value in the noisy styles.
+      ramble: probability of a needless further step in the noisy styles.
       seed: picks the maps behind the first two.
 
     Raises:
@@ -143,6 +146,8 @@ def chain(
         raise ValueError(f"max_level is {max_level}, but must be at least 1")
     if not 0 <= corruption <= 1:
         raise ValueError(f"corruption is {corruption}, but must be a probability")
+    if not 0 <= ramble < 1:
+        raise ValueError(f"ramble is {ramble}, but must be a probability below 1")
     maps = affine_maps(p, generators, seed) if group == "affine" else s5_maps(generators, seed)
     n = len(maps.value_names)
     table = maps.table.reshape(-1)
@@ -236,7 +241,7 @@ def chain(
         shift = 1 + (other * (n - 1)).astype(jnp.int32)  # uniform over the other values
         value = jnp.where(noisy & ~repeats & (hits < corruption), (value + shift) % n, value)
         opening = jnp.where(direct, NT, TH)
-        link = jnp.where(asked, STEP, ANS)
+        link = jnp.where(asked | (noisy & (hits < ramble)), STEP, ANS)  # `hits` has no other use at a link
         speaks = (state.phase == THOUGHT) | (state.phase == ANSWER)
         rest = jnp.where(state.phase == START, opening, jnp.where(state.phase == LINK, link, EOS))
         return jnp.where(speaks, value + VALUE, rest)

@@ -60,16 +60,27 @@ def prefix_ids(tokens: Array, mask: Array) -> Array:
     return jnp.where(mask, (jnp.cumsum(used) - 1)[name], 0).astype(jnp.int32)
 
 
-def leaf_logp(logits: Array, leaves: Leaves) -> Array:
-    """[N,T] log-probabilities of the decisions; 0 off the mask.
+def node_logp(logits: Array, leaves: Leaves) -> Array:
+    """[nodes,V] log-probabilities at each node; -inf for a token that no response takes there.
 
-    A token that no response takes at a node (the padding, an invalid token) has probability 0 there: its
-    logit is ignored and gets no gradient, and the others are normalised without it.
+    Such a token (the padding, an invalid one) has probability 0: its logit is ignored and gets no gradient, and
+    the others are normalised without it.
     """
     support = jnp.zeros(logits.shape, bool).at[leaves.node, leaves.tokens].max(leaves.mask)
     support |= ~support.any(-1, keepdims=True)  # a row that no decision uses stays finite
-    logp = jax.nn.log_softmax(jnp.where(support, logits, -jnp.inf), axis=-1)
-    return jnp.where(leaves.mask, logp[leaves.node, leaves.tokens], 0.0)
+    return jax.nn.log_softmax(jnp.where(support, logits, -jnp.inf), axis=-1)
+
+
+def leaf_logp(logits: Array, leaves: Leaves) -> Array:
+    """[N,T] log-probabilities of the decisions; 0 off the mask."""
+    return jnp.where(leaves.mask, node_logp(logits, leaves)[leaves.node, leaves.tokens], 0.0)
+
+
+def node_entropy(logits: Array, leaves: Leaves) -> Array:
+    """[nodes] entropy of the policy at each node, in nats, over the tokens that some response takes there."""
+    logp = node_logp(logits, leaves)
+    taken = logp > -jnp.inf
+    return -jnp.sum(jnp.where(taken, jnp.exp(logp) * jnp.where(taken, logp, 0.0), 0.0), axis=-1)
 
 
 def leaf_prob(logits: Array, leaves: Leaves) -> Array:
@@ -81,3 +92,12 @@ def leaf_prob(logits: Array, leaves: Leaves) -> Array:
 def value(logits: Array, leaves: Leaves) -> Array:
     """[] J, the expected reward of the tabular policy."""
     return leaf_prob(logits, leaves) @ leaves.reward
+
+
+def node_values(logits: Array, leaves: Leaves) -> Array:
+    """[nodes] V, the expected reward of the responses that pass a node: sum over them of what remains of their
+    probability behind the node, times their reward. What a perfect critic says."""
+    logp = leaf_logp(logits, leaves)
+    onward = jnp.exp(jnp.cumsum(logp[:, ::-1], axis=1)[:, ::-1])
+    worth = jnp.where(leaves.mask, onward * leaves.reward[:, None], 0.0)
+    return jnp.zeros(logits.shape[0], worth.dtype).at[leaves.node].add(worth)
