@@ -88,14 +88,14 @@ def stages(cfg: Config, inputs) -> list[Stage]:
     scored = EvalConfig(every=EVERY, tasks=cfg.eval_tasks)
     sft = SftConfig(env=env, model=model, batch=cfg.batch, style="think_noisy", eval=scored)
     rl = PolicyConfig(
-        env=env, model=model, objective=cfg.objective, prompts=cfg.prompts, group=cfg.group, eval=scored,
+        env=env, model=model, objectives=(cfg.objective,), prompts=cfg.prompts, group=cfg.group, eval=scored,
         optim=OptimConfig(cfg.policy_rate),
     )
     paid_for = cfg.updates * policy_flops(rl) / update_flops(model, spec, cfg.batch)
     more = EVERY * math.ceil(paid_for / EVERY)
 
-    twin = TabularConfig(objective="sft", source="demonstrator", corruption=cfg.corruption)
-    policy_twin = TabularConfig(objective=cfg.objective)
+    twin = TabularConfig(objectives=("sft",), source="demonstrator", corruption=cfg.corruption)
+    policy_twin = TabularConfig(objectives=(cfg.objective,))
     coin = {"reward_noise": 1.0}
     after, twin_after = {"after": "start", "stream": "policy"}, {"after": "twin_start", "stream": "twin_policy"}
     return [
@@ -183,12 +183,13 @@ PANELS = (
     ),
 )
 
-SWEEP = {  # field -> values, and what the best one maximises; scripts/tune.py first_light
-    "sft_rate": ((2e-3, 4e-3, 8e-3), "start/sampled_gold"),
-    "more_sft_rate": ((1e-3, 2e-3, 4e-3), "sft/sampled_gold"),
-    "policy_rate": ((2.5e-4, 5e-4, 1e-3), "grpo/sampled_gold"),
-}
-
+SWEEP = (  # scripts/tune.py first_light
+    {"sft_rate": ((2e-3, 4e-3, 8e-3), "start/sampled_gold")},
+    {
+        "more_sft_rate": ((1e-3, 2e-3, 4e-3), "sft/sampled_gold"),
+        "policy_rate": ((2.5e-4, 5e-4, 1e-3), "grpo/sampled_gold"),
+    },
+)
 
 
 def sections(cfg: Config, curves) -> str:

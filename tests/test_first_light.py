@@ -62,7 +62,7 @@ def test_every_stage_of_every_tier_can_be_traced(tier):
     ("updates", 30, "--updates 30: expected a multiple of 20"),
     ("policy_rate", float("nan"), "--policy-rate nan"),
     ("objective", "grppo", "--objective grppo: did you mean grpo"),
-    ("objective", "sft", "--objective sft: expected one of"),
+    ("objective", "sft", "--objective sft: did you mean raft"),
 ])
 def test_bad_values_are_told_in_the_command_line_s_words(field, value, sentence):
     with pytest.raises(ValueError, match=sentence):

@@ -34,7 +34,7 @@ def run(program, steps, state):
 
 @pytest.fixture(scope="module")
 def policy():
-    cfg = PolicyConfig(env=BANDIT, model=MODEL, objective="grpo", prompts=4, group=4, eval=EvalConfig(5, 4),
+    cfg = PolicyConfig(env=BANDIT, model=MODEL, objectives=("grpo",), prompts=4, group=4, eval=EvalConfig(5, 4),
                        optim=OptimConfig(learning_rate=0.03))
     return make_policy(cfg)
 
@@ -74,7 +74,7 @@ def test_the_start_and_the_reference_are_the_parent_s_parameters(policy):
 def test_every_objective_finds_the_best_arm_of_one_task(objective):
     """A probe with a known optimum: one fixed tree, J* its best leaf; plain gradient descent gets there."""
     rates = {"reinforce": 2.0, "rloo": 2.0, "grpo_no_kl": 1.0, "grpo": 1.0}
-    cfg = TabularConfig(vocab=3, depth=2, world=1, objective=objective, prompts=8, learning_rate=rates[objective])
+    cfg = TabularConfig(vocab=3, depth=2, world=1, objectives=(objective,), prompts=8, learning_rate=rates[objective])
     program = make_tabular(cfg)
     _, metrics = run(program, 300, program.init(jax.random.key(0), hyper_of(program)))
     env = make("tree", vocab=3, depth=2)
@@ -83,7 +83,7 @@ def test_every_objective_finds_the_best_arm_of_one_task(objective):
 
 
 def test_maximum_likelihood_ends_at_the_demonstrator():
-    cfg = TabularConfig(vocab=3, depth=2, objective="sft", source="demonstrator", prompts=64, learning_rate=1.0)
+    cfg = TabularConfig(vocab=3, depth=2, objectives=("sft",), source="demonstrator", prompts=64, learning_rate=1.0)
     program = make_tabular(cfg)
     _, metrics = run(program, 300, program.init(jax.random.key(0), hyper_of(program)))
     env = make("tree", vocab=3, depth=2)
@@ -136,9 +136,9 @@ def test_the_optimizer_is_adamw_on_clipped_gradients():
     (lambda: OptimConfig(schedule="cosine", decay_steps=0), "expected more than warmup"),
     (lambda: EnvConfig("chain", {}, (0, 3)), "expected 1 <= low <= high <= 8"),
     (lambda: EnvConfig("chian"), "'chain'"),
-    (lambda: TabularConfig(source="expert"), "expected one of policy, demonstrator"),
+    (lambda: TabularConfig(source="expert"), "expected one of policy, start, demonstrator"),
     (lambda: PolicyConfig(env=BANDIT, model=MODEL, prompts=0), "prompts: got 0, expected a number above 0"),
-    (lambda: PolicyConfig(env=BANDIT, model=MODEL, objective="grppo"), "nearest: 'grpo'"),
+    (lambda: PolicyConfig(env=BANDIT, model=MODEL, objectives=("grppo",)), "nearest: 'grpo'"),
     (lambda: SftConfig(env=BANDIT, model=MODEL, style="thnik"), "style: got 'thnik', expected one of best"),
     (lambda: SftConfig(env=BANDIT, model=MODEL, style="best", objective="grpo"), "expected a supervised row"),
     (lambda: PolicyConfig(model=MODEL), "model.vocab: got 5, expected at least"),
@@ -154,7 +154,7 @@ def test_the_budget_counts_the_products_that_a_step_executes(objective):
     """Against the jaxpr, evaluation made empty; embedding lookups are no products."""
     env = EnvConfig("chain", {"p": 5, "max_level": 2}, (1, 2))
     model = ModelConfig(vocab=env.make().spec.vocab, d_model=16, n_layers=2, n_heads=2)
-    cfg = PolicyConfig(env=env, model=model, prompts=4, group=2, objective=objective, eval=EvalConfig(1, 0))
+    cfg = PolicyConfig(env=env, model=model, prompts=4, group=2, objectives=(objective,), eval=EvalConfig(1, 0))
     sft = SftConfig(env=env, model=model, batch=8, eval=EvalConfig(1, 0))
     for program, claimed in ((make_policy(cfg), policy_flops(cfg)), (make_sft(sft), update_flops(model, env.make().spec, 8))):
         state = jax.eval_shape(lambda p=program: p.init(jax.random.key(0), hyper_of(p)))
@@ -178,7 +178,7 @@ COMPILED = {}  # what policy_run has compiled: configs that differ in numbers on
 
 
 def policy_run(steps, hyper=None, **fields):
-    cfg = PolicyConfig(**{"env": BANDIT, "model": MODEL, "objective": "rloo", "prompts": 16, "group": 8,
+    cfg = PolicyConfig(**{"env": BANDIT, "model": MODEL, "objectives": ("rloo",), "prompts": 16, "group": 8,
                           "eval": EvalConfig(1, 256), **fields})
     program = make_policy(cfg)
     scan = lambda s: jax.lax.scan(lambda s, _: program.step(s), s, None, length=steps)  # noqa: E731
@@ -213,7 +213,7 @@ def test_evaluation_is_one_greedy_and_one_drawn_episode():
 
 
 def test_the_ratio_is_one_at_any_temperature_and_the_reference_stays_where_the_run_began():
-    _, start, state, metrics = policy_run(5, {"learning_rate": 0.1}, objective="grpo", temperature=0.5)
+    _, start, state, metrics = policy_run(5, {"learning_rate": 0.1}, objectives=("grpo",), temperature=0.5)
     np.testing.assert_allclose(metrics["ratio"], 1.0, atol=1e-5)
     np.testing.assert_allclose(metrics["kl"][0], 0.0, atol=1e-9)
     jax.tree.map(np.testing.assert_array_equal, state["reference"], start["params"])

@@ -68,8 +68,7 @@ class Attention(nn.Module):
             y = attention(q, k, v, mask, self.cfg.dots)
         else:
             cache = write(cache[0], k, positions), write(cache[1], v, positions)
-            k, v = (jnp.swapaxes(c, 1, 2) for c in cache)
-            y = attention_value(q, k, v, mask, self.cfg.dots)
+            y = attention_value(q, *cache, mask, self.cfg.dots)
         return dot("btf,fd->btd", y.reshape(B, T, H * K), out, self.cfg.dots), cache
 
 
@@ -101,20 +100,22 @@ class Transformer(nn.Module):
         if not cfg.tied:
             self.param("unembed", normal(cfg.d_model), (cfg.d_model, cfg.vocab))
         layers = scanned if cfg.scan else unrolled
-        x, caches = layers(cfg, embed[tokens], positions, mask, caches)
+        # Equal layers share one trace. Not when parameters are drawn: nn.jit would draw others.
+        block = Block if self.is_initializing() else nn.jit(Block)
+        x, caches = layers(cfg, block, embed[tokens], positions, mask, caches)
         return RMSNorm(name="final_norm")(x), caches
 
 
-def unrolled(cfg, x, positions, mask, caches):
+def unrolled(cfg, block, x, positions, mask, caches):
     new = []
     for i in range(cfg.n_layers):
-        x, cache = Block(cfg, name=f"layer_{i}")(x, positions, mask, None if caches is None else caches[i])
+        x, cache = block(cfg, name=f"layer_{i}")(x, positions, mask, None if caches is None else caches[i])
         new.append(cache)
     return x, None if caches is None else tuple(new)
 
 
-def scanned(cfg, x, positions, mask, caches):
-    layers = nn.scan(Block, variable_axes={"params": 0}, split_rngs={"params": True},
+def scanned(cfg, block, x, positions, mask, caches):
+    layers = nn.scan(block, variable_axes={"params": 0}, split_rngs={"params": True},
                      in_axes=(nn.broadcast, nn.broadcast, 0), length=cfg.n_layers)(cfg, name="layers")
     if caches is None:
         return layers(x, positions, mask, None)

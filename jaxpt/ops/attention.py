@@ -57,23 +57,22 @@ def attention(q: Array, k: Array, v: Array, mask: Array, dots: str = "float32") 
     a query that sees nothing may hold NaN or inf: neither reaches a value or a gradient, because
     they are replaced before any arithmetic (a weight of 0 would still make 0 * NaN).
     """
+    seen = mask.any(axis=1)[:, :, None, None]
     q = jnp.where(mask.any(axis=2)[:, :, None, None], q, 0)
-    k = jnp.where(mask.any(axis=1)[:, :, None, None], k, 0)
+    k, v = (jnp.swapaxes(jnp.where(seen, x, 0), 1, 2) for x in (k, v))
     return attention_value(q, k, v, mask, dots)
 
 
 def attention_value(q: Array, k: Array, v: Array, mask: Array, dots: str = "float32") -> Array:
-    """`attention` where no gradient is taken, as in decoding: the same value with one pass over k less.
-
-    NaN in an unseen key or a blind query cannot reach the value, but would reach the gradient.
+    """`attention` on a cache, k and v [B,G,S,K], whose slots are finite: the same value without the passes over k
+    and v that replace what nobody sees, which cost a third of a decode step. For values, not for gradients.
     """
     B, T, H, K = q.shape
-    G = k.shape[2]
-    v = jnp.where(mask.any(axis=1)[:, :, None, None], v, 0)
-    scores = dot("btgrk,bsgk->bgrts", q.reshape(B, T, G, H // G, K) * K**-0.5, k, dots)
+    G = k.shape[1]
+    scores = dot("btgrk,bgsk->bgrts", q.reshape(B, T, G, H // G, K) * K**-0.5, k, dots)
     scores = jnp.where(mask[:, None, None], scores, FILL)
     weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True)))
     # Dividing the average and not the weights saves a pass over [T,S].
-    out = dot("bgrts,bsgk->bgrtk", weights, v, dots) / weights.sum(axis=-1)[..., None]
+    out = dot("bgrts,bgsk->bgrtk", weights, v, dots) / weights.sum(axis=-1)[..., None]
     out = jnp.transpose(out, (0, 3, 1, 2, 4)).reshape(B, T, H, K)
     return jnp.where(mask.any(axis=2)[:, :, None, None], out, 0)

@@ -43,7 +43,7 @@ def generate(
 
     return _episodes(
         env, repeat(tasks), repeat(prompts), repeat(n), keys, jnp.arange(P * group) // group,
-        lambda keys: chooser.noise(keys, env.spec.vocab), decide, advance, repeat((last, cache)),
+        lambda keys: chooser.noise(keys, W.shape[1]), decide, advance, repeat((last, cache)),
     )
 
 

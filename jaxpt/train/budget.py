@@ -22,6 +22,12 @@ def scoring_flops(model: ModelConfig, spec: Spec, rows: int) -> int:
     return forward_flops(model, rows, width) + logits
 
 
+def value_flops(model: ModelConfig, spec: Spec, rows: int) -> int:
+    """One forward pass of a critic with a trunk of its own, the head included."""
+    width = spec.prompt_len + spec.response_len
+    return forward_flops(model, rows, width) + 2 * rows * width * model.d_model
+
+
 def rollout_flops(model: ModelConfig, spec: Spec, prompts: int, group: int) -> int:
     """Shared prefill of the prompts, then cached decoding of every row."""
     steps = whole_strides(spec.response_len)

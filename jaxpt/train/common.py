@@ -10,12 +10,11 @@ import jax.numpy as jnp
 from jaxpt import envs
 from jaxpt.envs.protocol import Environment
 from jaxpt.models import Model, ModelConfig
-from jaxpt.objectives.row import Row
 from jaxpt.ops.logprobs import token_stats
 from jaxpt.ops.masked import count, keep, masked_sum
 from jaxpt.ops.sampling import Chooser, greedy, row_keys, sampler
 from jaxpt.rollout import generate
-from jaxpt.train.optim import apply_update, make_optimizer
+from jaxpt.train.optim import make_optimizer
 from jaxpt.train.parallel import Layout
 from jaxpt.types import Array, Metrics, Params, Trajectory
 
@@ -66,10 +65,18 @@ def start_state(cfg: Any, model: Model, key: Array, hyper: Mapping[str, Array], 
     not."""
     params = model.init(key) if start is None else jax.tree.map(jnp.copy, start)
     opt_state = make_optimizer(cfg.optim).init(params)
-    return {"params": params, "opt": opt_state, "key": key, "step": jnp.int32(0), "hyper": hyper}
+    counters = {"step": jnp.int32(0), "flops": jnp.float32(0)}
+    return {"params": params, "opt": opt_state, "key": key, "hyper": hyper, **counters}
 
 
-def draw_tasks(env: Environment, levels: tuple[int, int], keys: Array) -> Any:
+def levels_of(cfg: EnvConfig, hyper: Mapping[str, Array]) -> tuple[Array | int, Array | int]:
+    """The range of levels: the leaves level_low and level_high where a program has them, else the config's."""
+    if "level_low" not in hyper:
+        return cfg.levels
+    return hyper["level_low"].astype(jnp.int32), hyper["level_high"].astype(jnp.int32)
+
+
+def draw_tasks(env: Environment, levels: tuple[Array | int, Array | int], keys: Array) -> Any:
     """One task per key, its level uniform on the closed range."""
 
     def one(key):
@@ -85,63 +92,75 @@ def with_coins(reward: Array, keys: Array, share: Array) -> Array:
     return jnp.where(u[:, 0] < share, (u[:, 1] < 0.5).astype(reward.dtype), reward)
 
 
-def batch_stats(
-    model: Model, params: Params, traj: Trajectory, want: tuple[str, ...], temperature: float | Array = 1.0
+def decision_stats(
+    model: Model, params: Params, batch: Mapping[str, Array], want: tuple[str, ...], temperature: float | Array = 1.0
 ) -> dict[str, Array]:
-    """token_stats of a batch's decisions under `params`, by one forward pass."""
-    hidden, _ = model.forward(params, traj.tokens)
+    """token_stats of a batch's decisions under `params`, by one forward pass. batch: tokens [B,T], maybe support."""
+    hidden, _ = model.forward(params, batch["tokens"])
     return token_stats(
-        hidden, model.unembed(params), traj.tokens, want=want, temperature=temperature, support=traj.support
+        hidden, model.unembed(params), batch["tokens"], want=want, temperature=temperature, support=batch.get("support")
     )
 
 
-def loss_and_grad(
-    model: Model, row: Row, params: Params, traj: Trajectory, ready: dict, extra: dict, hyper: dict,
-    temperature: float | Array = 1.0,
-) -> tuple[Array, Metrics, Params]:
-    """Loss of one row on one batch (its share of the totals), its metrics, and the gradient."""
+def weighed(x: Array, mask: Array) -> tuple[Array, Array]:
+    """(sum, weight) of x over the mask, as metrics are passed; no gradient."""
+    x = jax.lax.stop_gradient(keep(x, mask))
+    return masked_sum(x, mask), count(mask)
 
-    def loss(params):
-        stats = batch_stats(model, params, traj, ("logp", "entropy"), temperature)
-        value, metrics = row.loss(
-            stats["logp"], traj.old_logp, ready["advantages"], traj.mask, totals=ready["totals"], **extra, **hyper
-        )
-        entropy = jax.lax.stop_gradient(keep(stats["entropy"], traj.mask))
-        return value, {**metrics, "entropy": (masked_sum(entropy, traj.mask), count(traj.mask))}
 
-    (value, metrics), grads = jax.value_and_grad(loss, has_aux=True)(params)
-    return value, metrics, grads
+def shares(batch: dict[str, Array], size: int) -> dict[str, Array]:
+    """A batch's arrays [B, ...] as [n, size, ...]; rows of zeros, masked like everything there, fill the last share."""
+    pad = -jax.tree.leaves(batch)[0].shape[0] % size
+    widen = lambda x: jnp.pad(x, [(0, pad)] + [(0, 0)] * (x.ndim - 1))  # noqa: E731
+    return jax.tree.map(lambda x: widen(x).reshape(-1, size, *x.shape[1:]), batch)
+
+
+def accumulate(loss: Callable, params: Any, batch: dict[str, Array], micro: int) -> tuple[Array, Metrics, Any]:
+    """Loss, metrics and gradient of `loss(params, batch) -> (loss, metrics)`, over shares of `micro` rows (0: all at
+    once). A loss divides by the totals of the whole batch, so the shares' losses and gradients are summed, not
+    averaged, and any size of share gives the same update."""
+    grad = jax.value_and_grad(loss, has_aux=True)
+    flat = lambda out: (*out[0], out[1])  # noqa: E731
+    if micro == 0:
+        return flat(grad(params, batch))
+    parts = shares(batch, micro)
+    zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype),
+                        jax.eval_shape(lambda: flat(grad(params, jax.tree.map(lambda x: x[0], parts)))))
+    add = lambda total, part: (jax.tree.map(jnp.add, total, flat(grad(params, part))), None)  # noqa: E731
+    return jax.lax.scan(add, zero, parts)[0]
 
 
 def finish_step(
-    cfg: Any, model: Model, env: Environment, layout: Layout, cost: int, state: dict,
-    loss: Array, metrics: Metrics, grads: Params,
+    cfg: Any, model: Model, env: Environment, layout: Layout, state: dict, cost: Array | float,
+    loss: Array, norm: Array, metrics: Metrics,
 ) -> tuple[dict, dict[str, Array]]:
-    """What ends every step: sums over shards, the update, the evaluation when it is due. -> (state, metrics).
-
-    cfg has optim, env and eval; cost is the step's product FLOPs.
-    """
-    loss, metrics, grads = layout.total((loss, metrics, grads))
-    rate = state["hyper"]["learning_rate"]
-    params, opt_state, norm = apply_update(cfg.optim, rate, grads, state["opt"], state["params"])
+    """What ends every step: the count, the product FLOPs so far, the evaluation when it is due. cfg has env and
+    eval; loss, norm and metrics are of the whole batch. -> (state, metrics)."""
     done = state["step"] + 1
     draws = jax.random.fold_in(jax.random.fold_in(state["key"], state["step"]), EVALUATION)
-    scores = when_due(done, cfg.eval.every, lambda: evaluate(model, params, env, cfg, draws, layout))
-    flops = float(cost) * done.astype(jnp.float32)
+    scores = when_due(
+        done, cfg.eval.every,
+        lambda: evaluate(
+            model, state["params"], env, cfg, levels_of(cfg.env, state["hyper"]), draws, layout, state.get("reference")
+        ),
+    )
+    flops = state["flops"] + cost
     out = {"loss": loss, "grad_norm": norm, "flops": flops, **means(metrics), **scores}
-    return {**state, "params": params, "opt": opt_state, "step": done}, out
+    return {**state, "step": done, "flops": flops}, out
 
 
 def evaluate(
-    model: Model, params: Params, env: Environment, cfg: Any, key: Array, layout: Layout
+    model: Model, params: Params, env: Environment, cfg: Any, levels: tuple, key: Array, layout: Layout,
+    reference: Params | None = None,
 ) -> dict[str, Array]:
     """Two episodes of each evaluation task, one greedy (greedy_*) and one drawn at temperature 1 (sampled_*):
-    mean gold, response length and truncation.
+    mean gold, response length and truncation. sampled_drift, where there is a reference: log policy / reference of
+    the drawn responses, whose mean is the KL of whole sequences in nats.
 
     Tasks are the same in every run; draws come from the run's key, so that seeds do not share their errors.
     """
     task_keys = row_keys(jax.random.fold_in(jax.random.key(EVALUATION), TASK), layout.rows(cfg.eval.tasks))
-    tasks = layout.spread(draw_tasks(env, cfg.env.levels, task_keys))
+    tasks = layout.spread(draw_tasks(env, levels, task_keys))
     keys = row_keys(key, layout.rows(2 * cfg.eval.tasks))
     draw = sampler()
 
@@ -157,11 +176,16 @@ def evaluate(
     sums = {}
     for at, kind in enumerate(("greedy", "sampled")):
         sums |= {f"{kind}_{name}": jnp.sum(x[at::2]) for name, x in per_row.items()}
+    if reference is not None:
+        drawn = jax.tree.map(lambda x: x[1::2], {"tokens": traj.tokens, "mask": traj.mask, "logp": traj.old_logp})
+        ref_logp = decision_stats(model, reference, drawn, ("logp",))["logp"]
+        sums["sampled_drift"] = masked_sum(drawn["logp"] - ref_logp, drawn["mask"])
     return {name: value / cfg.eval.tasks for name, value in layout.total(sums).items()}
 
 
 def when_due(done: Array, every: int, run: Callable) -> dict[str, Array]:
     """run() after every `every` updates, NaN of the same shapes otherwise."""
+    run = jax.jit(run)  # traced once for its shapes and its branch
     missing = jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), jax.eval_shape(run))
     return jax.lax.cond(done % every == 0, run, lambda: missing)
 

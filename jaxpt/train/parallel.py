@@ -3,6 +3,15 @@
 ONE         everything on one device
 named(...)  the step runs on every shard of a named axis (shard_map, pmap), sees its own rows, and sums
 sharded(..) one global program; the compiler is told that rows are spread over the mesh
+
+Several processes run one step together when each of them, in the same order, does
+
+    jax.distributed.initialize(address, processes, index)      first of all, with process 0's host:port
+    mesh = make_mesh()
+    step = step_by_jit(make, cfg, mesh)                        or step_by_shard_map
+    state = replicate(state, mesh)                             the same state in every process
+
+and then calls step equally often. What comes back is replicated: every process can read all of it.
 """
 
 from collections.abc import Callable
@@ -10,6 +19,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -47,9 +57,24 @@ def sharded(mesh: jax.sharding.Mesh) -> Layout:
     return ONE._replace(spread=spread)
 
 
-def make_mesh(devices: int) -> jax.sharding.Mesh:
-    """A mesh of that many devices over the rows. (jax.make_mesh defaults to explicit axes.)"""
-    return jax.make_mesh((devices,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices])
+def make_mesh(devices: int | None = None) -> jax.sharding.Mesh:
+    """A mesh of that many devices over the rows; by default all of them, those of other processes too.
+    (jax.make_mesh defaults to explicit axes.)"""
+    chosen = jax.devices()[:devices]
+    return jax.make_mesh((len(chosen),), (AXIS,), axis_types=(AxisType.Auto,), devices=chosen)
+
+
+def replicate(tree: Any, mesh: jax.sharding.Mesh) -> Any:
+    """The tree on every device of the mesh. Where the mesh spans processes, each gives its own copy of the same
+    values; jax raises where they differ."""
+    everywhere = NamedSharding(mesh, P())
+
+    def put(x):
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):  # device_put takes typed keys to its own devices only
+            return jax.random.wrap_key_data(put(jax.random.key_data(x)), impl=jax.random.key_impl(x))
+        return jax.device_put(np.asarray(x), everywhere)
+
+    return jax.tree.map(put, tree)
 
 
 def step_by_jit(make: Callable, cfg: Any, mesh: jax.sharding.Mesh) -> Callable:

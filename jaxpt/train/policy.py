@@ -1,5 +1,6 @@
 """Policy optimization: sample groups, score them, update; everything in one compiled step."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import jax
@@ -7,91 +8,180 @@ import jax.numpy as jnp
 
 from jaxpt.models import ModelConfig, make_model
 from jaxpt.objectives import get
-from jaxpt.ops.masked import count, group_extreme
+from jaxpt.objectives.kl import adapted
+from jaxpt.ops.masked import keep, masked_sum, safe_div
 from jaxpt.ops.sampling import row_keys, sampler
 from jaxpt.rollout import generate
-from jaxpt.train import common
-from jaxpt.train.budget import rollout_flops, scoring_flops, update_flops
-from jaxpt.train.optim import OptimConfig
+from jaxpt.train import common, learn
+from jaxpt.train.budget import rollout_flops, scoring_flops, update_flops, value_flops
+from jaxpt.train.collect import collect
+from jaxpt.train.critic import CriticConfig, critic_values, init_critic
+from jaxpt.train.optim import OptimConfig, make_optimizer
 from jaxpt.train.parallel import ONE, Layout
 from jaxpt.train.program import Program
+from jaxpt.train.rows import arm, follow, leaves, of_row, own, when
+
+CRITIC = 2**31 - 1  # what a run's key is folded with for a critic's fresh parameters; steps stay below it
+
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyConfig:
     env: common.EnvConfig = field(default_factory=common.EnvConfig)
     model: ModelConfig
     optim: OptimConfig = field(default_factory=lambda: OptimConfig(learning_rate=3e-4))
-    objective: str = "grpo"  # a row of jaxpt.objectives
-    prompts: int = 32  # P: tasks per update
+    objectives: tuple[str, ...] = ("grpo",)  # rows of jaxpt.objectives that share the program; the leaf `row` picks one
+    critic: CriticConfig = field(default_factory=CriticConfig)  # where a row needs values
+    prompts: int = 32  # P: tasks per batch
     group: int = 8  # G: episodes per task
+    repeats: int | None = None  # a leaf: so many prompts in a row are one task and one group (with group = 1: its size)
+    minibatches: int = 1  # updates per pass over a batch, each on P / minibatches whole groups
+    epochs: int = 1  # passes over a batch
+    micro: int = 0  # rows per share of a minibatch, whose gradients are summed; 0: all at once
     temperature: float = 1.0
+    signal_rewards: Mapping[str, float] = field(default_factory=dict)  # signal of the environment -> reward at its token
     reward_noise: float = 0.0  # share of episodes whose reward is replaced by a fair coin; 1 is a control
+    refresh: int | None = None  # a leaf: the sampler is a copy of the policy, made anew every so many batches; None: no copy
     eval: common.EvalConfig = field(default_factory=common.EvalConfig)
 
     def __post_init__(self):
-        get(self.objective)
-        common.check_positive(self, "prompts", "group", "temperature")
+        spec = self.env.make().spec
+        for name in self.objectives:
+            get(name)
+        if not self.objectives:
+            raise ValueError("objectives: expected at least one row")
+        common.check_positive(self, "prompts", "group", "temperature", "minibatches", "epochs")
+        for name in ("refresh", "repeats"):
+            if getattr(self, name) is not None:
+                common.check_positive(self, name)
+        if self.repeats is not None and any("max_rounds" in get(name).hyper for name in self.objectives):
+            raise ValueError("repeats: a row that draws groups again must know their size; set group instead")
+        if self.prompts % self.minibatches:
+            raise ValueError(f"minibatches: got {self.minibatches}, expected a divisor of prompts = {self.prompts}")
+        unknown = sorted(set(self.signal_rewards) - set(spec.signals))
+        if unknown:
+            raise ValueError(f"signal_rewards: {unknown[0]!r} is no signal of {self.env.name!r}, which has {spec.signals}")
         common.check_vocab(self.model, self.env)
+
+    def arm(self, name: str) -> dict[str, float]:
+        """The leaves that make this program follow row `name` with its own constants: Stage(..., hyper=cfg.arm(name))."""
+        return arm(self.objectives, name, self.env.make().spec)
 
 
 def make_policy(cfg: PolicyConfig, layout: Layout = ONE) -> Program:
-    """Each step: P new tasks, G episodes each, one update. The reference is the policy at the start."""
-    env, model, row = cfg.env.make(), make_model(cfg.model), get(cfg.objective)
-    needs_reference = "ref_logp" in row.needs
-    cost = policy_flops(cfg)
+    """Each step: P new tasks, G episodes each, epochs x minibatches updates. The reference is the policy at the start."""
+    env, model, rows = cfg.env.make(), make_model(cfg.model), [get(name) for name in cfg.objectives]
+    needed = {what for row in rows for what in row.needs}
+    selects = any("max_rounds" in row.hyper for row in rows)
+    adapts = any("kl_target" in row.hyper for row in rows)
+    weights = jnp.asarray([cfg.signal_rewards.get(name, 0.0) for name in env.spec.signals], jnp.float32)
 
     def init(key, hyper, start=None):
-        state = {**common.start_state(cfg, model, key, hyper, start), "generated": jnp.uint32(0)}
+        state = {**common.start_state(cfg, model, key, hyper, start), "generated": jnp.float32(0)}
+        state |= {"sampler": jax.tree.map(jnp.copy, state["params"])} if cfg.refresh is not None else {}
         # A copy: the state is donated, and one buffer must not be given away twice.
-        reference = {"reference": jax.tree.map(jnp.copy, state["params"])} if needs_reference else {}
-        return state | reference
+        reference = {"reference": jax.tree.map(jnp.copy, state["params"])} if "ref_logp" in needed else {}
+        if "values" not in needed:
+            return state | reference
+        critic = init_critic(cfg.critic, cfg.model, state["params"], jax.random.fold_in(key, CRITIC))
+        return {**state, **reference, "critic": critic, "critic_opt": make_optimizer(cfg.critic.optim).init(critic)}
 
-    def rollout(state, step_key):
-        task_keys = row_keys(jax.random.fold_in(step_key, common.TASK), layout.rows(cfg.prompts))
-        tasks = common.draw_tasks(env, cfg.env.levels, task_keys)
-        rows = layout.rows(cfg.prompts * cfg.group)
-        keys = row_keys(jax.random.fold_in(step_key, common.ROW), rows)
+    def rollout(state, key):
+        repeats = state["hyper"]["repeats"].astype(jnp.int32) if cfg.repeats is not None else 1
+        drawn = row_keys(jax.random.fold_in(key, common.TASK), layout.rows(cfg.prompts) // repeats)
+        tasks = common.draw_tasks(env, common.levels_of(cfg.env, state["hyper"]), drawn)
+        numbers = layout.rows(cfg.prompts * cfg.group)
+        keys = row_keys(jax.random.fold_in(key, common.ROW), numbers)
         traj = generate(
-            model, state["params"], env, layout.spread(tasks), keys, sampler(cfg.temperature), cfg.group
+            model, state.get("sampler", state["params"]), env, layout.spread(tasks), keys, sampler(cfg.temperature), cfg.group
         )
-        noise = row_keys(jax.random.fold_in(step_key, common.NOISE), rows)
-        return traj._replace(reward=common.with_coins(traj.reward, noise, state["hyper"]["reward_noise"]))
+        coins = row_keys(jax.random.fold_in(key, common.NOISE), numbers)
+        reward = common.with_coins(traj.reward, coins, state["hyper"]["reward_noise"])
+        return traj._replace(reward=reward, group=traj.group // repeats)
+
+    def score(state, traj):
+        """What `prepare` asks for beyond the episodes; zeros where the followed row does not need it."""
+        hyper, zeros = state["hyper"], jnp.zeros(traj.mask.shape)
+        stats = {"process": traj.signals @ weights} if cfg.signal_rewards else {}
+        if "ref_logp" in needed:
+            def referred():
+                batch = {"tokens": traj.tokens} | ({} if traj.support is None else {"support": traj.support})
+                return common.decision_stats(model, state["reference"], batch, ("logp",), cfg.temperature)["logp"]
+
+            stats["ref_logp"] = when(rows, hyper, lambda r: "ref_logp" in r.needs, referred, lambda: zeros)
+        if "values" in needed:
+            def valued():
+                hidden = model.forward(state["params"], traj.tokens)[0] if cfg.critic.trunk == "shared" else None
+                return critic_values(cfg.critic, model, state["critic"], hidden, traj.tokens, traj.length)
+
+            nothing = lambda: (zeros, zeros[:, 0])  # noqa: E731
+            values, final_values = when(rows, hyper, lambda r: "values" in r.needs, valued, nothing)
+            stats |= {"values": values, "final_values": final_values}
+        return stats
 
     def step(state):
-        traj = rollout(state, jax.random.fold_in(state["key"], state["step"]))
-        hyper = {k: v for k, v in state["hyper"].items() if k in row.hyper}
-        ready = row.prepare(traj, **hyper)
-        ready["totals"] = layout.total(ready["totals"])
-        extra = {}
-        if needs_reference:
-            reference = common.batch_stats(model, state["reference"], traj, ("logp",), cfg.temperature)
-            extra["ref_logp"] = reference["logp"]
-        loss, metrics, grads = common.loss_and_grad(
-            model, row, state["params"], traj, ready, extra, hyper, cfg.temperature
+        hyper = state["hyper"]
+        limit = None
+        if selects:
+            chooses = of_row(rows, hyper, lambda r: "max_rounds" in r.hyper)
+            limit = jnp.where(chooses, hyper["max_rounds"], 1.0)
+        key = jax.random.fold_in(state["key"], state["step"])
+        if "sampler" in state:
+            due = state["step"] % hyper["refresh"].astype(jnp.int32) == 0
+            renew = lambda new, old: jnp.where(due, new, old)  # noqa: E731
+            state = {**state, "sampler": jax.tree.map(renew, state["params"], state["sampler"])}
+        traj, episodes = collect(lambda key: rollout(state, key), key, cfg.group, limit, layout.total)
+        stats = score(state, traj)
+        ready = follow(
+            rows, hyper, lambda r: lambda traj, stats: r.prepare(traj, total=layout.total, **stats, **own(r, hyper)), traj, stats
         )
-        metrics |= _episode_metrics(traj)
-        generated = state["generated"] + layout.total(jnp.sum(traj.mask, dtype=jnp.uint32))
-        state, out = common.finish_step(cfg, model, env, layout, cost, state, loss, metrics, grads)
-        return {**state, "generated": generated}, {**out, "generated": generated}
+        state, loss, norm, metrics = learn.learn(cfg, model, rows, layout, state, traj, ready, stats)
+        episodes = layout.total(episodes)
+        drawn, _ = episodes.pop("generated")
+        rounds = episodes["rounds"][0] / layout.shards if selects else 1.0
+        if selects:
+            episodes["rounds"] = (rounds, jnp.float32(1))
+        if adapts:
+            state, metrics["beta"] = _adapt_beta(state, traj, ready, stats)
+        state = {**state, "generated": state["generated"] + drawn}
+        once, each = (of_row(rows, hyper, lambda r, part=part: float(_flops(cfg, r)[part])) for part in (0, 1))
+        state, out = common.finish_step(
+            cfg, model, env, layout, state, once + each * rounds, loss, norm, {**metrics, **episodes}
+        )
+        return state, {**out, "generated": state["generated"]}
 
-    hyper = {"learning_rate": cfg.optim.learning_rate, "reward_noise": cfg.reward_noise, **row.hyper}
+    def _adapt_beta(state, traj, ready, stats):
+        """The controller's next beta, where the followed row has one; KL per sequence by k1 on the sampler's logp."""
+        hyper, mask = state["hyper"], ready["mask"]
+        nats = keep(traj.old_logp, mask) - keep(stats["ref_logp"], mask)
+        nats, count = layout.total(masked_sum(nats, mask)), ready["totals"]["rows"]
+        moved = adapted(
+            hyper["beta"], safe_div(nats, count), kl_target=hyper["kl_target"], kl_horizon=hyper["kl_horizon"], rows=count
+        )
+        beta = jnp.where(of_row(rows, hyper, lambda r: "kl_target" in r.hyper), moved, hyper["beta"])
+        return {**state, "hyper": {**hyper, "beta": beta}}, (beta, jnp.float32(1))
+
+    hyper = {"learning_rate": cfg.optim.learning_rate, "reward_noise": cfg.reward_noise, **leaves(cfg.objectives, env.spec)}
+    low, high = cfg.env.levels
+    hyper |= {"level_low": float(low), "level_high": float(high)}  # a stage may train and score on a part of the levels
+    for name in ("refresh", "repeats"):
+        if getattr(cfg, name) is not None:
+            hyper[name] = float(getattr(cfg, name))
+    if "values" in needed:
+        hyper |= {"critic_rate": cfg.critic.optim.learning_rate, "value_coef": 1.0}
     return Program(init, step, hyper, lambda state: state["params"])
 
 
 def policy_flops(cfg: PolicyConfig) -> int:
-    """Product FLOPs of one update, evaluation left out."""
+    """Product FLOPs of one step of the first row, with one round of episodes and evaluation left out."""
+    return sum(_flops(cfg, get(cfg.objectives[0])))
+
+
+def _flops(cfg: PolicyConfig, row) -> tuple[int, int]:
+    """Product FLOPs of a step: what is done once, and what every round of episodes costs."""
     spec, rows = cfg.env.make().spec, cfg.prompts * cfg.group
-    reference = scoring_flops(cfg.model, spec, rows) if "ref_logp" in get(cfg.objective).needs else 0
-    return rollout_flops(cfg.model, spec, cfg.prompts, cfg.group) + update_flops(cfg.model, spec, rows) + reference
-
-
-def _episode_metrics(traj):
-    """Means over episodes: reward, gold, response length, truncation, rows of groups with equal rewards."""
-    rows = jnp.float32(traj.reward.shape[0])
-    low, high = group_extreme(traj.reward, traj.group, jnp.isfinite(traj.reward))
-    per_row = {
-        "reward": traj.reward, "gold": traj.gold, "length": count(traj.mask, axis=1),
-        "truncated": traj.truncated.astype(jnp.float32),
-        "no_signal": (low >= high).astype(jnp.float32),
-    }
-    return {name: (jnp.sum(x), rows) for name, x in per_row.items()}
+    once = cfg.epochs * update_flops(cfg.model, spec, rows)
+    if "ref_logp" in row.needs:
+        once += scoring_flops(cfg.model, spec, rows)
+    if "values" in row.needs and cfg.critic.trunk == "own":
+        once += (1 + 3 * cfg.epochs) * value_flops(cfg.critic.model or cfg.model, spec, rows)
+    return once, rollout_flops(cfg.model, spec, cfg.prompts, cfg.group)

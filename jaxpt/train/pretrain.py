@@ -17,7 +17,8 @@ from jaxpt.ops.logprobs import token_stats
 from jaxpt.ops.masked import masked_sum
 from jaxpt.ops.sampling import row_keys, sampler
 from jaxpt.train import common
-from jaxpt.train.optim import OptimConfig, apply_update
+from jaxpt.train.learn import imitate
+from jaxpt.train.optim import OptimConfig
 from jaxpt.train.parallel import ONE, Layout
 from jaxpt.train.program import Program
 from jaxpt.types import Array, Params, Trajectory, bare_trajectory
@@ -31,6 +32,7 @@ class PretrainConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
     window: int = 256  # tokens of a row; the first is context only
     batch: int = 16  # rows of an update
+    micro: int = 0  # rows per share of a batch, whose gradients are summed; 0: all at once
     every: int = 50  # updates between two looks at the held-out probe
 
 
@@ -55,24 +57,14 @@ def make_pretrain(cfg: PretrainConfig, layout: Layout = ONE, *, train: np.ndarra
     def step(state):
         key = jax.random.fold_in(state["key"], state["step"])
         traj = as_trajectory(layout.spread(random_windows(key, train, layout.rows(cfg.batch), cfg.window)))
-        ready = SFT.prepare(traj)
-        totals = layout.total(ready["totals"])
-
-        def loss(params):
-            logp = common.batch_stats(model, params, traj, ("logp",))["logp"]
-            return SFT.loss(logp, traj.old_logp, ready["advantages"], traj.mask, totals=totals)[0]
-
-        loss, grads = layout.total(jax.value_and_grad(loss)(state["params"]))
-        params, opt_state, norm = apply_update(
-            cfg.optim, state["hyper"]["learning_rate"], grads, state["opt"], state["params"]
-        )
+        state, loss, norm, _ = imitate(cfg, model, SFT, layout, state, traj)
         done = state["step"] + 1
         metrics = {
             "bits": loss * BITS, "grad_norm": norm,
             "bytes": done.astype(jnp.float32) * (cfg.batch * (cfg.window - 1)),
-            **common.when_due(done, cfg.every, lambda: held_bits(params)),
+            **common.when_due(done, cfg.every, lambda: held_bits(state["params"])),
         }
-        return {**state, "params": params, "opt": opt_state, "step": done}, metrics
+        return {**state, "step": done}, metrics
 
     return Program(init, step, {"learning_rate": cfg.optim.learning_rate}, lambda state: state["params"])
 

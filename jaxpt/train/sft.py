@@ -10,6 +10,7 @@ from jaxpt.ops.sampling import row_keys
 from jaxpt.rollout import demonstrate
 from jaxpt.train import common
 from jaxpt.train.budget import update_flops
+from jaxpt.train.learn import imitate
 from jaxpt.train.optim import OptimConfig
 from jaxpt.train.parallel import ONE, Layout
 from jaxpt.train.program import Program
@@ -22,6 +23,7 @@ class SftConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
     objective: str = "sft"
     batch: int = 128  # demonstrations per update
+    micro: int = 0  # demonstrations per share of a batch, whose gradients are summed; 0: all at once
     style: str = "think"  # one of the environment's styles
     eval: common.EvalConfig = field(default_factory=common.EvalConfig)
 
@@ -29,8 +31,9 @@ class SftConfig:
         styles = self.env.make().spec.styles
         if self.style not in styles:
             raise ValueError(f"style: got {self.style!r}, expected one of {', '.join(styles)}")
-        if "ref_logp" in get(self.objective).needs:
-            raise ValueError(f"objective: {self.objective!r} needs a reference, expected a supervised row such as 'sft'")
+        further = [what for what in get(self.objective).needs if what != "logp"]
+        if further:
+            raise ValueError(f"objective: {self.objective!r} needs {further[0]}, expected a supervised row such as 'sft'")
         common.check_positive(self, "batch")
         common.check_vocab(self.model, self.env)
 
@@ -51,11 +54,8 @@ def make_sft(cfg: SftConfig, layout: Layout = ONE) -> Program:
         tasks = common.draw_tasks(env, cfg.env.levels, task_keys)
         keys = row_keys(jax.random.fold_in(step_key, common.ROW), rows)
         traj = demonstrate(env, layout.spread(tasks), keys, style)
-        hyper = {k: v for k, v in state["hyper"].items() if k in row.hyper}
-        ready = row.prepare(traj, **hyper)
-        ready["totals"] = layout.total(ready["totals"])
-        results = common.loss_and_grad(model, row, state["params"], traj, ready, {}, hyper)
-        return common.finish_step(cfg, model, env, layout, cost, state, *results)
+        state, *learned = imitate(cfg, model, row, layout, state, traj)
+        return common.finish_step(cfg, model, env, layout, state, cost, *learned)
 
     hyper = {"learning_rate": cfg.optim.learning_rate, **row.hyper}
     return Program(init, step, hyper, lambda state: state["params"])

@@ -12,11 +12,14 @@ import jax.numpy as jnp
 from jaxpt import envs
 from jaxpt.envs import exact
 from jaxpt.objectives import get
+from jaxpt.objectives.value import clipped_value_loss
 from jaxpt.train.common import with_coins
 from jaxpt.train.program import Program
+from jaxpt.train.rows import arm, follow, own
+from jaxpt.train.rows import leaves as leaves_of
 from jaxpt.types import Array, Trajectory, bare_trajectory
 
-SOURCES = ("policy", "demonstrator")
+SOURCES = ("policy", "start", "demonstrator")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,18 +27,27 @@ class TabularConfig:
     vocab: int = 4  # of the tree: decisions at each place, the stop among them
     depth: int = 3
     world: int = 0  # seed of the leaf rewards; the same for every run, so that only sampling varies
-    objective: str = "grpo_no_kl"
-    source: str = "policy"  # who draws the episodes: the policy itself, or the demonstrator
+    winners: int = 0  # so many leaves, the best, earn 1 and all others 0; with 0 every leaf earns its own reward
+    objectives: tuple[str, ...] = ("grpo_no_kl",)  # rows that share the program; the leaf `row` picks one
+    source: str = "policy"  # who draws the episodes: the policy, itself as it was at the start, or the demonstrator
     corruption: float = 0.3  # the demonstrator takes another decision than the best with this probability
     reward_noise: float = 0.0  # share of episodes whose reward is replaced by a fair coin; 1 is a control
     prompts: int = 4  # groups per update
     group: int = 8
+    epochs: int = 1  # updates per batch
     learning_rate: float = 1.0  # plain gradient descent on the logits
+    critic_rate: float = 0.5  # and on the table of values, where a row needs one
     replicas: int = 8
 
     def __post_init__(self):
+        for name in self.objectives:
+            get(name)
         if self.source not in SOURCES:
             raise ValueError(f"source: got {self.source!r}, expected one of {', '.join(SOURCES)}")
+
+    def arm(self, name: str) -> dict[str, float]:
+        """The leaves that make this program follow row `name` with its own constants."""
+        return arm(self.objectives, name, envs.make("tree", vocab=self.vocab, depth=self.depth).spec)
 
 
 def demonstrator(leaves: exact.Leaves, corruption: float) -> Array:
@@ -54,51 +66,64 @@ def demonstrator(leaves: exact.Leaves, corruption: float) -> Array:
 
 
 def make_tabular(cfg: TabularConfig) -> Program:
-    """Each step: prompts x group leaves, one gradient step on the table; metric J is exact."""
-    env, row = envs.make("tree", vocab=cfg.vocab, depth=cfg.depth), get(cfg.objective)
+    """Each step: prompts x group leaves, `epochs` gradient steps on the table; metric J is exact.
+
+    A row's beta stays where it begins, and groups that a row rejects are not replaced.
+    """
+    env, rows = envs.make("tree", vocab=cfg.vocab, depth=cfg.depth), [get(name) for name in cfg.objectives]
     leaves = exact.leaves(env, env.sample(jax.random.key(cfg.world), jnp.int32(1)), jax.random.key(0))
     expert = demonstrator(leaves, cfg.corruption)
-    rows = cfg.prompts * cfg.group
+    if cfg.winners:
+        leaves = leaves._replace(reward=(leaves.reward >= jnp.sort(leaves.reward)[-cfg.winners]).astype(jnp.float32))
+    size = cfg.prompts * cfg.group
 
     def init(key, hyper, start=None):
-        params = {"logits": jnp.zeros((cfg.replicas, *expert.shape))} if start is None else start
-        # A copy: the state is donated, and one buffer must not be given away twice.
+        fresh = {"logits": jnp.zeros((cfg.replicas, *expert.shape)), "values": jnp.zeros((cfg.replicas, expert.shape[0]))}
+        # Copies: the state is donated, and one buffer must not be given away twice.
+        params = fresh if start is None else {**fresh, "logits": jnp.copy(start["logits"])}
         reference = jnp.copy(params["logits"])
         return {"params": params, "reference": reference, "key": key, "step": jnp.int32(0), "hyper": hyper}
 
-    def draw(key, logits, noise):
-        source = expert if cfg.source == "demonstrator" else logits
+    def draw(key, logits, reference, noise):
+        source = {"policy": logits, "start": reference, "demonstrator": expert}[cfg.source]
         key_leaf, key_coin = jax.random.split(key)
-        members = jax.random.categorical(key_leaf, jnp.log(exact.leaf_prob(source, leaves)), shape=(rows,))
-        return members, with_coins(leaves.reward[members], jax.random.split(key_coin, rows), noise)
+        members = jax.random.categorical(key_leaf, jnp.log(exact.leaf_prob(source, leaves)), shape=(size,))
+        return members, with_coins(leaves.reward[members], jax.random.split(key_coin, size), noise)
 
-    def one(logits, reference, key, hyper):
-        members, reward = draw(key, logits, hyper["reward_noise"])
-        constants = {k: v for k, v in hyper.items() if k in row.hyper}
+    def one(table, reference, key, hyper):
+        members, reward = draw(key, table["logits"], reference, hyper["reward_noise"])
+        old_logp = exact.leaf_logp(table["logits"], leaves)[members]
+        ref_logp = exact.leaf_logp(reference, leaves)[members]
+        old_values = table["values"][leaves.node[members]]
+        traj = as_trajectory(leaves, members, reward, old_logp, cfg.group)
+        prepare = lambda row: lambda: row.prepare(traj, ref_logp=ref_logp, values=old_values, **own(row, hyper))  # noqa: E731
+        ready = follow(rows, hyper, prepare)
 
-        extra = {"ref_logp": exact.leaf_logp(reference, leaves)[members]} if "ref_logp" in row.needs else {}
-
-        def loss(logits):
-            logp = exact.leaf_logp(logits, leaves)[members]
-            traj = as_trajectory(leaves, members, reward, jax.lax.stop_gradient(logp), cfg.group)
-            ready = row.prepare(traj, **constants)
-            return row.loss(
-                logp, traj.old_logp, ready["advantages"], traj.mask, totals=ready["totals"], **extra, **constants
+        def loss(table):
+            logp, entropy = exact.leaf_logp(table["logits"], leaves)[members], exact.node_entropy(table["logits"], leaves)
+            run = lambda row: lambda: row.loss(  # noqa: E731
+                logp, old_logp, ready["advantages"], ready["mask"], totals=ready["totals"], ref_logp=ref_logp,
+                entropy=entropy[leaves.node[members]], **own(row, hyper),
             )[0]
+            values = table["values"][leaves.node[members]]
+            critic, _ = clipped_value_loss(
+                values, old_values, ready["returns"], ready["mask"], totals=ready["totals"],
+                value_clip=hyper.get("value_clip", jnp.inf),
+            )
+            return follow(rows, hyper, run) + critic
 
-        logits = logits - hyper["learning_rate"] * jax.grad(loss)(logits)
-        return logits, exact.value(logits, leaves)
+        rates = {"logits": hyper["learning_rate"], "values": hyper["critic_rate"]}
+        descend = lambda table, _: (jax.tree.map(lambda x, g, r: x - r * g, table, jax.grad(loss)(table), rates), None)  # noqa: E731
+        table, _ = jax.lax.scan(descend, table, length=cfg.epochs)
+        return table, exact.value(table["logits"], leaves)
 
     def step(state):
         keys = jax.random.split(jax.random.fold_in(state["key"], state["step"]), cfg.replicas)
-        logits, value = jax.vmap(one, (0, 0, 0, None))(
-            state["params"]["logits"], state["reference"], keys, state["hyper"]
-        )
-        state = {**state, "params": {"logits": logits}, "step": state["step"] + 1}
-        return state, {"J": jnp.mean(value), "J_replica": value}
+        params, value = jax.vmap(one, (0, 0, 0, None))(state["params"], state["reference"], keys, state["hyper"])
+        return {**state, "params": params, "step": state["step"] + 1}, {"J": jnp.mean(value), "J_replica": value}
 
-    hyper = {"learning_rate": cfg.learning_rate, "reward_noise": cfg.reward_noise, **row.hyper}
-    return Program(init, step, hyper, lambda state: state["params"])
+    hyper = {"learning_rate": cfg.learning_rate, "critic_rate": cfg.critic_rate, "reward_noise": cfg.reward_noise}
+    return Program(init, step, {**hyper, **leaves_of(cfg.objectives, env.spec)}, lambda state: state["params"])
 
 
 def as_trajectory(leaves: exact.Leaves, members: Array, reward: Array, old_logp: Array, group: int) -> Trajectory:
