@@ -21,15 +21,18 @@ from jaxpt.lab.statistics import last
 
 def tune(name: str, tier: str, seeds: int, out: str) -> list[dict]:
     rows, best = [], {}
-    for field, (values, metric) in load(name).experiment.sweep.items():
-        scores = {}
-        for value in values:
-            result = run(name, tier, seeds, TUNING_SEEDS, out, True, {**best, field: value})
-            scores[value] = [round(float(x), 4) for x in last(result.curves[metric])]
-            print(f"{field} = {value:g}: {metric} {scores[value]}", flush=True)
-        best[field] = max(scores, key=lambda value: sum(scores[value]))
-        rows.append({"field": field, "metric": metric, "scores": {f"{v:g}": s for v, s in scores.items()},
-                     "best": best[field]})
+    for table in load(name).experiment.sweep:
+        scores = {field: {} for field in table}
+        for index in range(max(len(values) for values, _ in table.values())):
+            chosen = {field: values[min(index, len(values) - 1)] for field, (values, _) in table.items()}
+            result = run(name, tier, seeds, TUNING_SEEDS, out, True, {**best, **chosen})
+            for field, (_, metric) in table.items():
+                scores[field][chosen[field]] = [round(float(x), 4) for x in last(result.curves[metric])]
+                print(f"{field} = {chosen[field]:g}: {metric} {scores[field][chosen[field]]}", flush=True)
+        for field, (_, metric) in table.items():
+            best[field] = max(scores[field], key=lambda value, of=scores[field]: sum(of[value]))
+            rows.append({"field": field, "metric": metric, "best": best[field],
+                         "scores": {f"{value:g}": score for value, score in scores[field].items()}})
     return rows
 
 

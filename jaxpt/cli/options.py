@@ -8,7 +8,7 @@ from jaxpt.lab.errors import UserError, expected
 
 class Option(NamedTuple):
     parse: Callable[[str], Any] | None  # None: a flag
-    default: Any
+    default: Any  # a tuple: the option may be repeated, and what is read adds up
     words: str  # for --help
 
     def usage(self, name: str) -> str:
@@ -20,6 +20,10 @@ def whole(text: str) -> int:
         return int(text)
     except ValueError:
         raise ValueError("a whole number is expected") from None
+
+
+def names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
 
 
 def split(words: Sequence[str], options: Mapping[str, Option]) -> tuple[dict[str, Any], list[str]]:
@@ -43,9 +47,10 @@ def split(words: Sequence[str], options: Mapping[str, Option]) -> tuple[dict[str
                     raise UserError(f"{name} needs a value: {option.words}")
                 value = queue.pop(0)
             try:
-                values[name] = option.parse(value)
+                read = option.parse(value)
             except ValueError as error:
                 raise UserError(f"{name} {value}: {error}") from None
+            values[name] = values[name] + read if isinstance(option.default, tuple) else read
     return values, rest
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from jaxpt.cli.options import Option, help_text, split, whole
+from jaxpt.cli.options import Option, help_text, names, split, whole
 from jaxpt.lab.errors import UserError, expected
 
 OPTIONS = {
@@ -17,6 +17,7 @@ OPTIONS = {
     "--seed0": Option(whole, 0, "the first seed (0); seeds from 10000 on are for tuning"),
     "--out": Option(str, "runs", "the folder of run folders (runs)"),
     "--resume": Option(None, False, "go on with an unfinished run, or add seeds to a finished one"),
+    "--track": Option(names, (), "tensorboard, wandb (offline) or both, by comma: kept in the run folder"),
     "--launcher": Option(str, "local", "where workers run: local"),
     "--help": Option(None, False, "this text; with NAME also the experiment's own fields"),
 }
@@ -213,3 +214,5 @@ def _print_result(result: Any) -> None:
     for sentence in result.warnings:
         console.print(f"note: {sentence}", markup=False)
     print(f"report {result.report}\nfigure {result.figure}", flush=True)
+    for path in result.tracked:
+        print(f"tracked {path}", flush=True)

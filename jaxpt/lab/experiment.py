@@ -85,7 +85,9 @@ class Experiment:
     panels: Sequence[Panel]
     inputs: Callable[[Any], Mapping[str, np.ndarray]] | None = None  # reads files, once, in the parent
     sections: Callable[[Any, Curves], str] | None = None  # further markdown for the report
-    sweep: Mapping[str, tuple[Sequence[Any], str]] = field(default_factory=dict)  # field -> (values, "stage/metric")
+    # What scripts/tune.py chooses, one table after another: field -> (values, "stage/metric" to maximise). Fields of
+    # one table do not influence each other's metrics and are swept together.
+    sweep: Sequence[Mapping[str, tuple[Sequence[Any], str]]] = ()
     threads: int = 1  # threads of the process that runs one seed, part of the run's identity
 
 

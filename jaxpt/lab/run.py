@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import shlex
 import shutil
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import jaxpt
-from jaxpt.lab import identity, merge, pool, store
+from jaxpt.lab import identity, merge, pool, store, trackers
 from jaxpt.lab.errors import RunFailed, UserError, expected
 from jaxpt.lab.experiment import Experiment, Loaded, Stage, Tier, load, topological
 from jaxpt.lab.report import TUNING_SEEDS, report, warnings
@@ -27,6 +28,7 @@ class RunResult(NamedTuple):
     report: Path
     figure: Path
     warnings: list[str]  # sentences that a reader of the verdicts must know
+    tracked: Sequence[Path] = ()  # what trackers wrote
 
 
 class Plan(NamedTuple):
@@ -49,13 +51,17 @@ class Plan(NamedTuple):
 
 def run(name: str, tier: str = "cpu", seeds: int | None = None, seed0: int = 0, out: str | Path = "runs",
         resume: bool = False, overrides: Mapping[str, Any] | None = None, launcher: str = "local",
+        track: Sequence[str] = (),
         on_progress: Callable[[pool.Message], None] = lambda message: None) -> RunResult:
     """Runs experiment `name` (or path/to/file.py) on seeds seed0, ..., seed0 + seeds - 1 and reports.
 
-    overrides: fields of the experiment's Config. on_progress receives {"kind": "inputs"} before
-    inputs are read, {"kind": "plan", steps, ...} once, then "progress" and "done" messages of workers. A resumed run reports on the seeds that were ever asked for
-    here and are finished. Errors: UserError for bad input, RunFailed where the experiment's own code fails.
+    overrides: fields of the experiment's Config. track: kinds of lab.trackers. on_progress receives
+    {"kind": "inputs"} before inputs are read, {"kind": "plan", steps, ...} once, then "progress" and "done"
+    messages of workers. A resumed run reports on the seeds that were ever asked for here and are finished.
+    Errors: UserError for bad input, RunFailed where the experiment's own code fails.
     """
+    started = time.perf_counter()
+    kinds = trackers.choose(track)
     plan = make_plan(name, tier, seeds, seed0, out, overrides or {}, launcher, on_progress)
     must_agree = identity.must_agree(plan.loaded.path)
     with store.locked(plan.folder):
@@ -75,7 +81,13 @@ def run(name: str, tier: str = "cpu", seeds: int | None = None, seed0: int = 0, 
         record["runs"][-1] = _entry(plan, finished=True) | {"seeds": finished}
         store.write_json(plan.folder / "config.json", record)  # a look at the claims is on record before it is taken
         with _blame(plan.folder):
-            return _publish(plan, record, finished)
+            result = _publish(plan, record, finished)
+        record["runs"][-1]["seconds"] = round(time.perf_counter() - started, 1)  # of this entry alone
+        store.write_json(plan.folder / "config.json", record)
+        facts = {name: record[name] for name in ("experiment", "tier", "config")} | {"run": plan.folder.name}
+        stages = [stage.name for stage in plan.stages]
+        tracked = [trackers.write(kind, plan.folder, result.curves, stages, facts) for kind in kinds]
+        return result._replace(tracked=tracked)
 
 
 def make_plan(name: str, tier: str, seeds: int | None, seed0: int, out: str | Path,

@@ -41,13 +41,12 @@ def compute_seed(folder: Path, stages: Sequence[Stage], seed: int, compiled: Com
         bounds = store.chunk_bounds(stage.steps, stage.chunk)
         identity = program_identity(stage)
         program = _program(stage, identity, compiled)
-        init = _once(compiled, ("init", identity), lambda: jax.jit(program.init))
         start = (*_key_and_hyper(stage, program, seed), parameters[stage.after])
         owner = store.owner(identities[stage.name], seed)
         done, leaves = store.progress(folder, stage.name, seed, owner, bounds)
         if leaves is None:
-            leaves = to_leaves(init(*start))
-        state = from_leaves(leaves, jax.tree.structure(jax.eval_shape(init, *start)))
+            leaves = to_leaves(program.init(*start))
+        state = from_leaves(leaves, jax.tree.structure(jax.eval_shape(program.init, *start)))
         if done >= 2:
             store.drop_state(store.chunk_path(folder, stage.name, seed, done - 2))
         for index, (first, steps) in list(enumerate(bounds))[done:]:
@@ -100,7 +99,12 @@ def metric_shapes(stages: Sequence[Stage], compiled: Compiled) -> dict[str, dict
 
 
 def _program(stage: Stage, identity: str, compiled: Compiled) -> Program:
-    return _once(compiled, ("program", identity), lambda: stage.make(stage.config))
+    return _once(compiled, ("program", identity), lambda: _traced_once(stage.make(stage.config)))
+
+
+def _traced_once(program: Program) -> Program:
+    """The program with functions that remember their traces: every length of chunk shares one."""
+    return program._replace(init=jax.jit(program.init), step=jax.jit(program.step))
 
 
 def _key_and_hyper(stage: Stage, program: Program, seed: int) -> tuple[Key, dict[str, Array]]:
