@@ -2,6 +2,7 @@
 """Speeds of jaxpt, each beside what bounds it, on this machine.
 
 Command: .venv/bin/python scripts/bench.py [--rounds 5] [--json FILE]
+         .venv/bin/python scripts/bench.py --peers [--only grpo|decode|grpo-26k|...]
 Every pair is measured alternately, A B A B ..., and medians are printed. A ratio above 1 means that ours is the
 better of the two (less time, or more per second). Nothing here is asserted: shared machines are noisy, and a
 test that times is a test that fails by chance.
@@ -17,6 +18,8 @@ import sys
 import tempfile
 import time
 
+from bench_peers.compare import Missing, peer_rows
+
 ROUNDS = 5
 
 
@@ -30,7 +33,7 @@ def settings():
     env = EnvConfig("chain", {"p": 7, "max_level": 4}, (1, 4))
     model = ModelConfig(vocab=env.make().spec.vocab)
     never = EvalConfig(every=10**6, tasks=8)
-    policy = PolicyConfig(env=env, model=model, objective="grpo_no_kl", eval=never)
+    policy = PolicyConfig(env=env, model=model, objectives=("grpo_no_kl",), eval=never)
     return policy, SftConfig(env=env, model=model, batch=256, eval=never)
 
 
@@ -173,23 +176,32 @@ def start_up(rounds):
     yield "start from the cache, s", warm, "start with compiling, s", cold
 
 
+def own_rows(args):
+    for part in (updates, rollouts, seeds, start_up):
+        if args.only in (None, part.__name__):
+            yield from part(args.rounds)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="repeats of every measurement (5)")
-    parser.add_argument("--only", help="one of: updates, rollouts, seeds, start_up")
+    parser.add_argument("--only", help="updates, rollouts, seeds or start_up; with --peers, how a job's name starts")
+    parser.add_argument("--peers", action="store_true", help="the same jobs in TRL, Tunix and transformers instead")
     parser.add_argument("--json", help="also write the rows to this file")
     args = parser.parse_args()
     rows = []
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-    for part in (updates, rollouts, seeds, start_up):
-        if args.only in (None, part.__name__):
-            for name, ours, bound_name, bound in part(args.rounds):
-                rows.append({"what": name, "ours": ours, "bound": bound_name, "bound_value": bound})
-                less_is_better = name.endswith((", s", ", ms"))
-                ratio = None if bound is None else (bound / ours if less_is_better else ours / bound)
-                rows[-1]["ratio"] = ratio
-                beside = "" if bound is None else f"   {bound_name} {bound:.2f}   ratio {ratio:.2f}"
-                print(f"{name:<42} {ours:10.2f}{beside}", flush=True)
+    try:
+        for name, ours, bound_name, bound in peer_rows(args.rounds, args.only) if args.peers else own_rows(args):
+            rows.append({"what": name, "ours": ours, "bound": bound_name, "bound_value": bound})
+            less_is_better = name.endswith((", s", ", ms"))
+            ratio = None if bound is None else (bound / ours if less_is_better else ours / bound)
+            rows[-1]["ratio"] = ratio
+            beside = "" if bound is None else f"   {bound_name} {bound:.2f}   ratio {ratio:.2f}"
+            print(f"{name:<42} {ours:10.2f}{beside}", flush=True)
+    except Missing as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
     if args.json:
         with open(args.json, "w") as file:
             json.dump({"load": os.getloadavg(), "rows": rows}, file, indent=1)

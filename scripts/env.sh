@@ -1,6 +1,8 @@
-# Sourced by scripts/jaxpt and scripts/test: makes .venv on first use (built aside, then renamed into
-# place, so an interrupted build is never used) and leaves $VENV_PYTHON set.
+# Sourced by scripts/jaxpt and scripts/test. `ensure_venv FOLDER EXTRAS WORDS` makes an environment on first use
+# (built aside, then renamed into place, so an interrupted build is never used) and leaves $VENV_PYTHON set.
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# VENV: the core environment's folder (the peers' is $VENV-peers); PYTHON: the interpreter they are made from.
+venv=${VENV:-$root/.venv}
 
 say() { printf 'jaxpt: %s\n' "$*" >&2; }
 
@@ -15,36 +17,48 @@ find_python() {
   exit 2
 }
 
-# VENV: the environment's folder; PYTHON: the interpreter it is made from.
-venv=${VENV:-$root/.venv}
-stamp=$(cksum < "$root/pyproject.toml" | cut -d' ' -f1)
-if [ ! -x "$venv/bin/python" ] || [ "$(cat "$venv/stamp" 2>/dev/null)" != "$stamp" ]; then
+# What an environment is made from: pyproject.toml without the extras and tools' settings that it does not use.
+stamp_of() {
+  "$1" - "$root/pyproject.toml" "$2" <<'PYTHON'
+import sys, tomllib, zlib
+with open(sys.argv[1], "rb") as file:
+    data = tomllib.load(file)
+extras = data["project"].pop("optional-dependencies")
+chosen = {name: extras[name] for name in sys.argv[2].split(",")}
+print(zlib.crc32(repr((data["project"], chosen, data["tool"]["setuptools"])).encode()))
+PYTHON
+}
+
+ensure_venv() {
+  local folder=$1 extras=$2 words=$3 python
+  VENV_PYTHON="$folder/bin/python"
+  if [ -x "$VENV_PYTHON" ] && [ "$(cat "$folder/stamp" 2>/dev/null)" = "$(stamp_of "$VENV_PYTHON" "$extras")" ]; then
+    return
+  fi
   python=$(find_python) || exit 2
-  aside="$venv.building.$$"
-  trap 'rm -rf "$aside"' EXIT
+  aside="$folder.building.$$" old="$folder.old.$$" # global: the trap reads them
+  trap 'rm -rf "$aside" "$old"' EXIT
   trap 'exit 130' INT TERM
-  say "making $venv from $python (first use, or pyproject.toml changed); this takes a minute or two"
-  log="$aside/install.log"
+  say "making $folder from $python (first use, or its requirements changed); this takes $words"
   "$python" -m venv "$aside" || { say "python -m venv failed; on Debian: apt-get install python3-venv"; exit 2; }
-  if ! "$aside/bin/python" -m pip install --quiet --disable-pip-version-check -e "$root[test]" >"$log" 2>&1; then
-    tail -n 20 "$log" >&2
+  if ! "$aside/bin/python" -m pip install --quiet --disable-pip-version-check -e "$root[$extras]" \
+    >"$aside/install.log" 2>&1; then
+    tail -n 20 "$aside/install.log" >&2
     say "installing the dependencies failed; what pip printed is above"
     exit 2
   fi
   # Console scripts name their interpreter by its full path: point them at the final folder.
-  "$aside/bin/python" - "$aside" "$venv" <<'PYTHON'
+  "$aside/bin/python" - "$aside" "$folder" <<'PYTHON'
 import pathlib, sys
 for path in pathlib.Path(sys.argv[1], "bin").iterdir():
     data = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
     if sys.argv[1].encode() in data:
         path.write_bytes(data.replace(sys.argv[1].encode(), sys.argv[2].encode()))
 PYTHON
-  echo "$stamp" > "$aside/stamp"
-  rm -rf "$venv.old.$$"
-  [ -e "$venv" ] && mv "$venv" "$venv.old.$$"
-  mv "$aside" "$venv"
-  rm -rf "$venv.old.$$"
+  stamp_of "$aside/bin/python" "$extras" > "$aside/stamp"
+  if [ -e "$folder" ]; then mv "$folder" "$old"; fi
+  mv "$aside" "$folder"
+  rm -rf "$old"
   trap - EXIT INT TERM
   say "done"
-fi
-VENV_PYTHON="$venv/bin/python"
+}
