@@ -16,8 +16,12 @@ tables on a tree whose J is a sum over leaves, again at tuned rates; trees have 
 Source: the rows of jaxpt.objectives.policy, each with its paper; the question after Ahmadian et al. 2024 (arXiv
 2402.14740) and Liu et al. 2025 (arXiv 2503.20783).
 Command: jaxpt run objectives
-Expected: TODO
-Minutes: TODO
+Expected: six claims supported, two refuted, every control refuted. All seven gain some 0.3 over their start and, but for
+DAPO, end within 0.02 of one another. DAPO is ahead by 0.05 per update, for 2.7 times the tokens, and level per token.
+REINFORCE without a baseline is not behind RLOO, though its exact noise is nearly twice as large: with rewards of 0 and
+1 it imitates its own right answers, and never pushes down. At four times the tuned rate RLOO loses three
+quarters of its gain, GRPO a fifth.
+Minutes: 4.5 on two cores (8 seeds, empty compilation cache); --tier smoke 1.5.
 """
 
 import math
@@ -61,23 +65,23 @@ class Config:
     minibatches: int = 4  # updates per batch of episodes
     rounds: int = 3  # DAPO draws groups at most so many times per batch
     sft_rate: float = 4e-3
-    reinforce_rate: float = 5e-4  # these rates, and GSPO's clip, are tuned by SWEEP on seeds that no claim uses
-    rloo_rate: float = 5e-4
-    ppo_rate: float = 5e-4
-    grpo_rate: float = 5e-4
-    dr_grpo_rate: float = 5e-4
-    dapo_rate: float = 5e-4
-    gspo_rate: float = 5e-4
-    critic_rate: float = 2e-3
-    gspo_clip: float = 0.04  # eps_high; eps_low is 3/4 of it, as in the paper
-    twin_reinforce_rate: float = 4.0
-    twin_rloo_rate: float = 4.0
-    twin_ppo_rate: float = 4.0
-    twin_grpo_rate: float = 4.0
-    twin_dr_grpo_rate: float = 4.0
-    twin_dapo_rate: float = 4.0
-    twin_gspo_rate: float = 4.0
-    hot_rate: float = 2e-3  # of the two arms at a rate that is too high
+    reinforce_rate: float = 0.00025  # these rates, and GSPO's clip, are tuned by SWEEP on seeds that no claim uses
+    rloo_rate: float = 0.00025
+    ppo_rate: float = 0.00025
+    grpo_rate: float = 0.00025
+    dr_grpo_rate: float = 0.00025
+    dapo_rate: float = 0.0005
+    gspo_rate: float = 0.00025
+    critic_rate: float = 0.0005
+    gspo_clip: float = 0.004  # eps_high; eps_low is 3/4 of it, as in the paper
+    twin_reinforce_rate: float = 8
+    twin_rloo_rate: float = 32
+    twin_ppo_rate: float = 8
+    twin_grpo_rate: float = 8
+    twin_dr_grpo_rate: float = 32
+    twin_dapo_rate: float = 16
+    twin_gspo_rate: float = 16
+    hot_rate: float = 1e-3  # of the two arms at a rate that is too high
     eval_tasks: int = 1024  # fixed tasks, on which every arm is scored
     twin_updates: int = 60
 
@@ -156,6 +160,18 @@ def gain(arm, over):
     return lambda curves: success(curves, arm) - success(curves, over)
 
 
+def at_tokens_of(arm, other):
+    """Success of an arm when it had generated as many tokens as `other` in all, between its evaluations."""
+
+    def interpolated(curves):
+        scores, tokens = curves[f"{arm}/sampled_gold"], curves[f"{arm}/generated"]
+        spent = last(curves[f"{other}/generated"])
+        seen = np.isfinite(scores)
+        return np.array([np.interp(t, x[m], y[m]) for t, x, y, m in zip(spent, tokens, scores, seen, strict=True)])
+
+    return interpolated
+
+
 def least_gain(curves):
     return np.min([gain(row, "start")(curves) for row in ROWS], axis=0)
 
@@ -189,6 +205,12 @@ CLAIMS = (
         name="dapo_beats_grpo",
         statement="At equal updates, DAPO ends with a higher success than GRPO.",
         estimand=gain("dapo", "grpo"), margin=0.02, control_name=COIN, control=gain("coin", "grpo"),
+    ),
+    Claim(
+        name="dapo_beats_grpo_per_token",
+        statement="When it has generated as many tokens as GRPO in all, DAPO's success is higher.",
+        estimand=lambda curves: at_tokens_of("dapo", "grpo")(curves) - success(curves, "grpo"), margin=0.02,
+        control_name=COIN, control=lambda curves: at_tokens_of("coin", "grpo")(curves) - success(curves, "grpo"),
     ),
     Claim(
         name="rloo_needs_no_critic",
@@ -237,8 +259,8 @@ PANELS = (
 )
 
 SWEEP = (  # scripts/tune.py objectives
-    {f"{row}_rate": ((2.5e-4, 5e-4, 1e-3), f"{row}/sampled_gold") for row in ROWS}
-    | {f"twin_{row}_rate": ((4.0, 8.0, 16.0), f"twin_{row}/J") for row in ROWS},
+    {f"{row}_rate": ((1.25e-4, 2.5e-4, 5e-4, 1e-3), f"{row}/sampled_gold") for row in ROWS}
+    | {f"twin_{row}_rate": ((4.0, 8.0, 16.0, 32.0), f"twin_{row}/J") for row in ROWS},
     {
         "gspo_clip": ((4e-4, 4e-3, 4e-2), "gspo/sampled_gold"),
         "critic_rate": ((5e-4, 2e-3, 8e-3), "ppo/sampled_gold"),
@@ -247,22 +269,27 @@ SWEEP = (  # scripts/tune.py objectives
 
 
 def sections(cfg: Config, curves) -> str:
+    def mean_of(x, digits):
+        return "n/a" if np.isnan(x).all() else f"{round(float(np.mean(x)), digits) + 0.0:.{digits}f}"  # no -0.000
+
     lines = []
     for name, row in ARMS.items():
         mean, low, high = (float(x[0]) for x in band(success(curves, row)[:, None]))
-        spread = float(np.std(success(curves, row), ddof=1)) if len(curves["seeds"]) > 1 else math.nan
-        at_end = [float(np.mean(last(curves[f"{row}/{m}"]))) for m in ("generated", "entropy", "sampled_drift", "clip_fraction")]
-        exact = [float(np.mean(curves[f"exact/{what}_{row}"][:, at])) for what in ("bias", "noise") for at in (0, -1)]
-        lines.append(
-            f"| {name} | {mean:.3f} [{low:.3f}, {high:.3f}] | {spread:.3f} | {at_end[0]:.3g} | {at_end[1]:.3f} | "
-            f"{at_end[2]:.2f} | {at_end[3]:.3f} | {exact[0]:.3f}, {exact[1]:.3f} | {exact[2]:.2f}, {exact[3]:.2f} |"
-        )
+        spread = np.std(success(curves, row), ddof=1) if len(curves["seeds"]) > 1 else np.nan
+        at_end = {what: last(curves[f"{row}/{what}"]) for what in ("generated", "entropy", "sampled_drift", "clip_fraction")}
+        exact_at = {what: [curves[f"exact/{what}_{row}"][:, at] for at in (0, -1)] for what in ("bias", "noise")}
+        cells = [
+            name, f"{mean:.3f} [{low:.3f}, {high:.3f}]", mean_of(spread, 3), mean_of(at_end["generated"] / 1000, 0),
+            mean_of(at_end["entropy"], 3), mean_of(at_end["sampled_drift"], 2), mean_of(at_end["clip_fraction"], 3),
+            ", ".join(mean_of(x, 3) for x in exact_at["bias"]), ", ".join(mean_of(x, 2) for x in exact_at["noise"]),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([
         "## The arms at the end", "",
-        "Success at T = 1 with its 95% interval and its standard deviation over seeds; tokens generated; entropy (nats per "
-        "token); KL from the start (nats per sequence); share of clipped tokens in the last batch; exact bias and noise of one "
-        "group of 3 on trees, at the uniform policy and at the end of the ascent.", "",
-        "| arm | success | sd | tokens | entropy | KL | clipped | bias | noise |",
+        "Success at T = 1 with its 95% interval and its standard deviation over seeds; thousands of tokens generated; entropy "
+        "(nats per token); KL from the start (nats per sequence); share of clipped tokens in the last batch; exact bias and "
+        "noise of one group of 3 on trees, at the uniform policy and at the end of the ascent.", "",
+        "| arm | success | sd | tokens, k | entropy | KL | clipped | bias | noise |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |", *lines,
     ])
 

@@ -40,6 +40,7 @@ def fabricated(**last):
     curves = {"seeds": np.arange(3)}
     for name in ("start", *ARMS):
         curves[f"{name}/sampled_gold"] = np.full((3, 2), last.get(name, 0.5))
+        curves[f"{name}/generated"] = np.broadcast_to([100.0, 200.0], (3, 2))
     for row in objectives.ROWS:
         for what in ("noise", "bias"):
             curves[f"exact/{what}_{row}_world"] = np.full((3, 2, 4), last.get(f"{what}_{row}", 1.0))
@@ -48,7 +49,8 @@ def fabricated(**last):
 
 @pytest.mark.parametrize("claim, ends, value", [
     ("every_objective_learns", {"start": 0.3, "ppo": 0.45}, 0.15), ("rloo_beats_reinforce", {"rloo": 0.6}, 0.1),
-    ("dapo_beats_grpo", {"dapo": 0.4}, -0.1), ("rloo_needs_no_critic", {"ppo": 0.54}, 0.01),
+    ("dapo_beats_grpo", {"dapo": 0.4}, -0.1), ("dapo_beats_grpo_per_token", {"dapo": 0.4}, -0.1),
+    ("rloo_needs_no_critic", {"ppo": 0.54}, 0.01),
     ("a_clip_survives_a_hot_rate", {"rloo_hot": 0.1}, 0.4), ("a_baseline_cuts_noise", {"noise_reinforce": 1.5}, 0.5),
     ("standardising_turns_the_update", {"bias_grpo": 1.1}, 0.1),
 ])
@@ -58,6 +60,13 @@ def test_a_claim_reads_what_it_says(claim, ends, value):
     assert estimates.shape == ((12,) if found.unit == "world" else (3,))
     np.testing.assert_allclose(estimates, value, atol=1e-9)
     assert found.control(fabricated(**ends)).shape == estimates.shape
+
+
+def test_success_per_token_is_read_between_evaluations():
+    """An arm that spends twice as much is read where it had spent what the other did in all; NaN is no evaluation."""
+    curves = {"a/sampled_gold": np.array([[np.nan, 0.2, np.nan, 0.6]]), "a/generated": np.array([[50.0, 100, 200, 300]]),
+              "b/generated": np.array([[10.0, 150.0]])}
+    np.testing.assert_allclose(objectives.at_tokens_of("a", "b")(curves), [0.3])
 
 
 @pytest.mark.parametrize("field, value, sentence", [
