@@ -122,6 +122,20 @@ def test_noisy_demonstrations_have_the_stated_rate(style, level):
         assert ((labels == 0).sum(1) + (labels == 1).sum(1) == level).all()
 
 
+def test_a_rambling_demonstrator_repeats_itself_until_the_budget_ends():
+    """Needless steps are geometric; without corruption every answer in time is right."""
+    env, level, ramble = make("chain", p=7, max_level=4, corruption=0.0, ramble=0.5), 3, 0.5
+    tasks, tokens, _, labels, outcome = jax.device_get(demonstrate(env, jax.random.key(2), level, 2))
+    steps = ((labels == 0) | (labels == 1)).sum(1)
+    fit = (env.spec.response_len - 3) // 2 - level  # needless steps that leave room for ANS y EOS
+    for extra in range(fit + 1):
+        done = (steps == level + extra) & ~outcome.truncated
+        assert within(done.sum(), ROWS, (1 - ramble) * ramble**extra) and (outcome.reward[done] == 1).all()
+    assert within(outcome.truncated.sum(), ROWS, ramble ** (fit + 1)) and not outcome.reward[outcome.truncated].any()
+    written = tokens[:, 1 : 2 * (level + fit) : 2]
+    assert ((written == VALUE + tasks.values[:, [level - 1]]) | (labels[:, 1 : 2 * (level + fit) : 2] != 0)).all()
+
+
 @pytest.mark.parametrize("env, n", [(AFFINE, 7), (S5, 120)], ids=["affine", "s5"])
 def test_answers_are_uniform(env, n):
     last = env.spec.max_level - 1
