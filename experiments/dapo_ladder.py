@@ -33,7 +33,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxpt.lab.errors import within
+from jaxpt.lab.errors import multiples, within
 from jaxpt.lab.experiment import Claim, Experiment, Panel, Stage, Tier
 from jaxpt.lab.statistics import band
 from jaxpt.models import ModelConfig
@@ -83,10 +83,7 @@ class Config:
         within(self, 0, 0.8, "corruption", "ramble")
         within(self, 0, 1, "sft_rate", "rate", "penalty", "eps_high")
         within(self, 0, math.inf, "buffer")
-        for name in ("start_updates", "updates"):
-            if getattr(self, name) < EVERY or getattr(self, name) % EVERY:
-                flag = name.replace("_", "-")
-                raise ValueError(f"--{flag} {getattr(self, name)}: expected a multiple of {EVERY}, when arms are scored")
+        multiples(self, EVERY, "when arms are scored", "start_updates", "updates")
 
     def env(self) -> EnvConfig:
         options = {

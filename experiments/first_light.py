@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxpt.lab.errors import expected, within
+from jaxpt.lab.errors import expected, multiples, within
 from jaxpt.lab.experiment import Claim, Experiment, Panel, Stage, Tier
 from jaxpt.lab.statistics import last
 from jaxpt.models import ModelConfig
@@ -62,10 +62,7 @@ class Config:
         within(self, 1, 32, "level")
         within(self, 0, 0.8, "corruption")
         within(self, 0, 1, "sft_rate", "more_sft_rate", "policy_rate")
-        for name in ("start_updates", "updates"):
-            if getattr(self, name) < EVERY or getattr(self, name) % EVERY:
-                flag = name.replace("_", "-")
-                raise ValueError(f"--{flag} {getattr(self, name)}: expected a multiple of {EVERY}, when arms are scored")
+        multiples(self, EVERY, "when arms are scored", "start_updates", "updates")
         if self.objective not in {row.name for row in policy.ROWS}:
             names = [row.name for row in policy.ROWS]
             raise ValueError(f"--objective {self.objective}: {expected(self.objective, names)}")

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxpt.lab.errors import within
+from jaxpt.lab.errors import multiples, within
 from jaxpt.lab.experiment import Claim, Experiment, Panel, Stage, Tier
 from jaxpt.lab.statistics import band, last
 from jaxpt.models import ModelConfig
@@ -75,10 +75,7 @@ class Config:
         within(self, 1, self.level, "easy_levels", "hard_levels")
         within(self, 0, 0.8, "corruption")
         within(self, 0, 1, "sft_rate", *(f"{split}_{group}_rate" for split in SPLITS for group in GROUPS))
-        for name in ("start_updates", "updates"):
-            if getattr(self, name) < EVERY or getattr(self, name) % EVERY:
-                flag = name.replace("_", "-")
-                raise ValueError(f"--{flag} {getattr(self, name)}: expected a multiple of {EVERY}, when arms are scored")
+        multiples(self, EVERY, "when arms are scored", "start_updates", "updates")
         if self.samples < max(GROUPS) or self.samples % max(GROUPS):
             raise ValueError(f"--samples {self.samples}: expected a multiple of {max(GROUPS)}, the largest group")
 

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxpt.lab.errors import within
+from jaxpt.lab.errors import multiples, within
 from jaxpt.lab.experiment import Claim, Experiment, Panel, Stage, Tier
 from jaxpt.lab.statistics import band, last
 from jaxpt.models import ModelConfig
@@ -92,10 +92,7 @@ class Config:
         within(self, 0, 0.8, "corruption")
         within(self, 0, 1, "sft_rate", "critic_rate", "gspo_clip", "hot_rate", *(f"{row}_rate" for row in ROWS))
         within(self, 0, math.inf, *(f"twin_{row}_rate" for row in ROWS))
-        for name in ("start_updates", "updates"):
-            if getattr(self, name) < EVERY or getattr(self, name) % EVERY:
-                flag = name.replace("_", "-")
-                raise ValueError(f"--{flag} {getattr(self, name)}: expected a multiple of {EVERY}, when arms are scored")
+        multiples(self, EVERY, "when arms are scored", "start_updates", "updates")
         if self.prompts % self.minibatches:
             raise ValueError(f"--minibatches {self.minibatches}: expected a divisor of --prompts {self.prompts}")
         try:

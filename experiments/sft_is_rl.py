@@ -36,7 +36,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxpt.lab.errors import within
+from jaxpt.lab.errors import multiples, within
 from jaxpt.lab.experiment import Claim, Experiment, Panel, Stage, Tier
 from jaxpt.lab.statistics import band, last
 from jaxpt.models import ModelConfig
@@ -81,10 +81,7 @@ class Config:
         within(self, 0, 0.8, "corruption")
         within(self, 0, math.inf, "twin_rate")
         within(self, 0, 1, "start_rate", *(f"{arm}_rate" for arm in RATED))
-        for name in ("start_updates", "updates"):
-            if getattr(self, name) < EVERY or getattr(self, name) % EVERY:
-                flag = name.replace("_", "-")
-                raise ValueError(f"--{flag} {getattr(self, name)}: expected a multiple of {EVERY}, when arms are scored")
+        multiples(self, EVERY, "when arms are scored", "start_updates", "updates")
 
     def env(self) -> EnvConfig:
         options = {"p": self.p, "generators": 4, "max_level": self.level, "corruption": self.corruption}

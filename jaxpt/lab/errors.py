@@ -30,3 +30,11 @@ def within(config: Any, low: float, high: float, *names: str) -> None:
         if not low <= value <= high:
             limit = f"at least {low:g}" if high == math.inf else f"a number from {low:g} to {high:g}"
             raise ValueError(f"--{name.replace('_', '-')} {value}: expected {limit}")
+
+
+def multiples(config: Any, step: int, why: str, *names: str) -> None:
+    """ValueError, in the command line's words, unless every named field is a multiple of `step`, above 0."""
+    for name in names:
+        value = getattr(config, name)
+        if value < step or value % step:
+            raise ValueError(f"--{name.replace('_', '-')} {value}: expected a multiple of {step}, {why}")

@@ -17,7 +17,7 @@ from jaxpt.objectives import reduction as reductions
 from jaxpt.objectives.parts import Part, Penalty
 from jaxpt.objectives.row import Row
 from jaxpt.objectives.shaping import on_last_token, slots, to_go
-from jaxpt.ops.masked import count, keep, masked_sum, stop
+from jaxpt.ops.masked import keep, stop, weighed
 from jaxpt.types import Array, Trajectory
 
 METRICS = ("ratio", "clip_fraction", "kl")  # of every loss; weight 0 where a row has no such thing
@@ -129,9 +129,9 @@ def compose(
                 per_token += constants["beta"] * parts["kl_gradient"].fn(parts["kl"].fn, logp, old_logp, ref)
         if parts["entropy"].uses:
             per_token -= constants["entropy_coef"] * keep(_at_least_float32(entropy), mask)
-        weighed = {k: (masked_sum(stop(x), mask), count(mask)) for k, x in metrics.items()}
+        measured = {k: weighed(x, mask) for k, x in metrics.items()}
         nothing = (jnp.zeros_like(per_token[0, 0]), jnp.float32(0))
-        return apply("reduction", per_token, mask, totals, **constants), {k: weighed.get(k, nothing) for k in METRICS}
+        return apply("reduction", per_token, mask, totals, **constants), {k: measured.get(k, nothing) for k in METRICS}
 
     needs = [("ref_logp", penalised), ("entropy", entropy == "bonus"), ("values", critic != "none")]
     return Row(

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpt.objectives.reduction import Totals, token_mean
-from jaxpt.ops.masked import count, keep, masked_sum, safe_div, stop
+from jaxpt.ops.masked import count, keep, safe_div, stop, weighed
 from jaxpt.types import Array, Metrics
 
 
@@ -68,4 +68,4 @@ def clipped_value_loss(
     bound = (old_values + jnp.clip(values - old_values, -value_clip, value_clip) - returns) ** 2
     per_token = 0.5 * jnp.maximum(free, bound)
     metrics = {"value_error": free, "value_clip_fraction": (bound > free).astype(free.dtype)}
-    return token_mean(per_token, mask, totals), {k: (masked_sum(stop(x), mask), count(mask)) for k, x in metrics.items()}
+    return token_mean(per_token, mask, totals), {k: weighed(x, mask) for k, x in metrics.items()}

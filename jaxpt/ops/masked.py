@@ -77,3 +77,8 @@ def group_extreme(x: Array, group: Array, mask: Array) -> tuple[Array, Array]:
 def stop(x):
     """Declared constants of a loss: the gradient ends here."""
     return jax.tree.map(jax.lax.stop_gradient, x)
+
+
+def weighed(x: Array, mask: Array) -> tuple[Array, Array]:
+    """(sum, weight) of x over the slots that count, as metrics are passed; no gradient."""
+    return masked_sum(stop(x), mask), count(mask)

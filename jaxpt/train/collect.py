@@ -17,12 +17,14 @@ def collect(draw: Callable, key: Array, group: int, rounds: Array | None, total:
     all equal are replaced from further draws, at most `rounds` in all (1: every group stays); places that are
     still empty then have no trainable token. `total` sums over shards, each of which fills its own places.
     """
-    if rounds is None:
+
+    def measured(key):
         traj = draw(key)
         return traj, episode_metrics(traj)
-    trajectory, metrics = jax.tree.map(
-        lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(lambda: (draw(key), episode_metrics(draw(key))))
-    )
+
+    if rounds is None:
+        return measured(key)
+    trajectory, metrics = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(measured, key))
     places = trajectory.reward.shape[0] // group
 
     def unfinished(loop):
@@ -31,10 +33,10 @@ def collect(draw: Callable, key: Array, group: int, rounds: Array | None, total:
 
     def once(loop):
         at, filled, batch, metrics = loop
-        fresh = draw(jax.random.fold_in(key, at))
+        fresh, more = measured(jax.random.fold_in(key, at))
         wanted = has_signal(fresh.reward, fresh.group)[::group] | (rounds <= 1)
         batch, filled = _fill(batch, filled, fresh, wanted, group)
-        return at + 1, filled, batch, jax.tree.map(jnp.add, metrics, episode_metrics(fresh))
+        return at + 1, filled, batch, jax.tree.map(jnp.add, metrics, more)
 
     loop = (jnp.int32(0), jnp.zeros(places, bool), trajectory, metrics)
     at, _, batch, metrics = jax.lax.while_loop(unfinished, once, loop)

@@ -11,7 +11,7 @@ from jaxpt import envs
 from jaxpt.envs.protocol import Environment
 from jaxpt.models import Model, ModelConfig
 from jaxpt.ops.logprobs import token_stats
-from jaxpt.ops.masked import count, keep, masked_sum
+from jaxpt.ops.masked import count, masked_sum
 from jaxpt.ops.sampling import Chooser, greedy, row_keys, sampler
 from jaxpt.rollout import generate
 from jaxpt.train.optim import make_optimizer
@@ -100,12 +100,6 @@ def decision_stats(
     return token_stats(
         hidden, model.unembed(params), batch["tokens"], want=want, temperature=temperature, support=batch.get("support")
     )
-
-
-def weighed(x: Array, mask: Array) -> tuple[Array, Array]:
-    """(sum, weight) of x over the mask, as metrics are passed; no gradient."""
-    x = jax.lax.stop_gradient(keep(x, mask))
-    return masked_sum(x, mask), count(mask)
 
 
 def shares(batch: dict[str, Array], size: int) -> dict[str, Array]:

@@ -10,7 +10,8 @@ from jaxpt.objectives.reduction import totals_of
 from jaxpt.objectives.row import Row
 from jaxpt.objectives.value import clipped_value_loss
 from jaxpt.ops.logprobs import token_stats
-from jaxpt.train.common import accumulate, decision_stats, weighed
+from jaxpt.ops.masked import weighed
+from jaxpt.train.common import accumulate, decision_stats
 from jaxpt.train.critic import critic_values
 from jaxpt.train.optim import apply_update
 from jaxpt.train.parallel import Layout
