@@ -342,7 +342,7 @@ def variance(curves, arm, batches):
 
 EXPERIMENT = Experiment(
     tiers={
-        "smoke": Tier(Config(start_updates=20, updates=20, eval_tasks=64), seeds=2),
+        "smoke": Tier(Config(n_layers=1, start_updates=20, updates=20, eval_tasks=64), seeds=2),
         "cpu": Tier(Config(), seeds=12),
         "full": Tier(Config(level=6, d_model=64, start_updates=2000, updates=1000), seeds=20),
     },
