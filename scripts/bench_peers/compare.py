@@ -20,6 +20,7 @@ PACKAGES = ("torch", "transformers", "trl", "google-tunix", "jax")
 UNEQUAL = (
     "TRL and Tunix turn every response into text, and call the reward in Python; jaxpt's reward is compiled in",
     "a block of jaxpt's updates is one compiled call (as in its experiments); TRL and Tunix come back after each",
+    "jaxpt spreads the rows over one virtual device a core; PyTorch and Tunix use threads within operations",
     "jaxpt also computes the sampler's log-probabilities and takes its ratio against them; TRL and Tunix take the"
     " ratio against the policy's own, detached (1 by construction)",
     "TRL and Tunix also reduce their own metrics; the entropy of every decision is computed by all three",

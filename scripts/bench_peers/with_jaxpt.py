@@ -1,19 +1,26 @@
-"""Worker: the job in jaxpt, through the functions that its experiments use; a block is one compiled call."""
+"""Worker: the job in jaxpt, through the functions that its experiments use; a block is one compiled call.
+
+Rows lie on one virtual device a core (shard_map): XLA runs the small operations of a decoding step on one thread.
+"""
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 from jobs import Job, asked, turns
 
 from jaxpt.envs.protocol import DONE, POLICY, Environment, Outcome, Spec
 from jaxpt.models import ModelConfig, make_model
 from jaxpt.ops.sampling import row_keys, sampler
 from jaxpt.rollout import generate
+from jaxpt.train import parallel
 from jaxpt.train.common import EnvConfig, EvalConfig, draw_tasks
 from jaxpt.train.optim import OptimConfig
 from jaxpt.train.policy import PolicyConfig, make_policy
+
+CORES = 2
 
 
 class State(NamedTuple):
@@ -63,13 +70,14 @@ def grpo(job: Job) -> tuple:
     cfg = PolicyConfig(
         env=BenchEnv("lower_half", job=job), model=model_config(job), objectives=("grpo_no_kl",),
         optim=OptimConfig(learning_rate=job.learning_rate), prompts=job.prompts, group=job.group,
-        eval=EvalConfig(every=10**9, tasks=1), micro=32,  # shares that fit the cache: half the time of all rows at once
+        eval=EvalConfig(every=10**9, tasks=CORES), micro=32,  # shares that fit the cache: half the time of all rows at once
     )  # fmt: skip
     program = make_policy(cfg)
     state = jax.jit(program.init)(jax.random.key(0), {k: jnp.float32(v) for k, v in program.hyper.items()})
+    step = parallel.step_by_shard_map(make_policy, cfg, parallel.make_mesh(CORES))
 
     def run(state):
-        state, metrics = jax.lax.scan(lambda s, _: program.step(s), state, None, length=job.block)
+        state, metrics = jax.lax.scan(lambda s, _: step(s), state, None, length=job.block)
         return state, metrics["reward"]
 
     return state, jax.jit(run, donate_argnums=0)
@@ -79,17 +87,22 @@ def decode(job: Job) -> tuple:
     env, model = lower_half(job), make_model(model_config(job))
     params = model.init(jax.random.key(0))
 
+    def rewards(params, keys):
+        return generate(model, params, env, draw_tasks(env, (1, 1), keys), keys, sampler(), job.group).reward
+
+    mesh, rows = parallel.make_mesh(min(CORES, job.prompts)), P(parallel.AXIS)
+    rewards = jax.shard_map(rewards, mesh=mesh, in_specs=(P(), rows), out_specs=rows, check_vma=False)
+
     def run(state):
         key, params = state
         here, key = jax.random.split(key)
-        keys = row_keys(here, jnp.arange(job.prompts))
-        traj = generate(model, params, env, draw_tasks(env, (1, 1), keys), keys, sampler(), job.group)
-        return (key, params), traj.reward
+        return (key, params), rewards(params, row_keys(here, jnp.arange(job.prompts)))
 
     return (jax.random.key(1), params), jax.jit(run)
 
 
 def main():
+    jax.config.update("jax_num_cpu_devices", CORES)
     job = asked()
     state, run = {"grpo": grpo, "decode": decode}[job.kind](job)
     params = state["params"] if job.kind == "grpo" else state[1]
