@@ -62,3 +62,41 @@ PYTHON
   trap - EXIT INT TERM
   say "done"
 }
+
+# FOLDER/wheels: the Python files of the wheels that pyproject.toml names in tool.jaxpt, for tests that load single ones
+# by path. One build of each wheel serves every Python and machine, because nothing of it is compiled here.
+ensure_wheels() {
+  local folder=$1/wheels wanted
+  wanted=$("$VENV_PYTHON" -c 'import sys, tomllib; print(*tomllib.load(open(sys.argv[1], "rb"))["tool"]["jaxpt"]["peer-wheels"])' \
+    "$root/pyproject.toml")
+  if [ "$(cat "$folder/stamp" 2>/dev/null)" = "$wanted" ]; then return; fi
+  aside="$folder.building.$$"
+  trap 'rm -rf "$aside"' EXIT
+  trap 'exit 130' INT TERM
+  say "fetching files of $wanted"
+  mkdir -p "$aside"
+  # shellcheck disable=SC2086 # one word a wheel
+  if ! "$VENV_PYTHON" -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
+    --ignore-requires-python --python-version 3.11 --implementation cp --platform manylinux1_x86_64 \
+    --dest "$aside" $wanted >"$aside/download.log" 2>&1; then
+    tail -n 20 "$aside/download.log" >&2
+    say "fetching failed; what pip printed is above"
+    exit 2
+  fi
+  "$VENV_PYTHON" - "$aside" $wanted <<'PYTHON'
+import pathlib, sys, zipfile
+folder, packages = pathlib.Path(sys.argv[1]), [name.split("==")[0] for name in sys.argv[2:]]
+for path in folder.glob("*.whl"):
+    with zipfile.ZipFile(path) as wheel:
+        for name in wheel.namelist():
+            inside = name.split(".data/purelib/")[-1]  # where some wheels keep their Python files
+            if inside.split("/")[0] in packages and inside.endswith(".py"):
+                (folder / inside).parent.mkdir(parents=True, exist_ok=True)
+                (folder / inside).write_bytes(wheel.read(name))
+    path.unlink()
+PYTHON
+  echo "$wanted" > "$aside/stamp"
+  rm -rf "$folder"
+  mv "$aside" "$folder"
+  trap - EXIT INT TERM
+}

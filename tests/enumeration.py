@@ -29,8 +29,12 @@ def pulled(*penalty, **more):
 GAE = compose(
     "", "", advantage="gae", **SUM, hyper={"gamma": 1.0, "lam": 1.0, "bootstrap": 0.0, "value_clip": 0.2}
 )
+FOLLOWED = (  # rows of which what they follow is written down; the loss of any other row is one of these, or has a test
+    "sft", "reinforce", "rloo", "raft", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "ppo", "grpo", "grpo_no_kl",
+    "dr_grpo", "dapo", "dapo_sequence_mean", "gspo", "gspo_token",
+)
 CASES = {  # name -> (row, constants)
-    **{name: (row, {}) for name, row in ROWS.items()},
+    **{name: (ROWS[name], {}) for name in FOLLOWED},
     "dr_grpo": (ROWS["dr_grpo"], {"max_length": MAX_LENGTH}),
     "ppo": (ROWS["ppo"], {"entropy_coef": ENTROPY, "beta": BETA, "gamma": 0.9}),
     "reinforce_plus_plus": (ROWS["reinforce_plus_plus"], {"beta": BETA}),
@@ -44,14 +48,23 @@ CASES = {  # name -> (row, constants)
     "gae_0": (GAE, {"lam": 0.0}), "gae_1": (GAE, {"lam": 1.0}),
     "k1": (pulled("k1"), {}), "k2": (pulled("k2"), {}), "k3": (pulled("k3"), {}),
     "k3_as_k2": (pulled("k3", "k2"), {}), "k1_score": (pulled("k1", "score"), {}),
+    "k3_importance": (pulled("k3", "importance"), {}),
+    "corrected": (
+        compose("", "", advantage="monte_carlo", correction="sequence_truncated", **SUM, hyper={"is_high": 1e9}), {}
+    ),
+    "corrected_tokens": (
+        compose("", "", advantage="monte_carlo", correction="token_truncated", **SUM, hyper={"is_high": 1e9}), {}
+    ),
+    "soft": (compose("", "", advantage="monte_carlo", entropy="reward", **SUM, hyper={"entropy_coef": ENTROPY}), {}),
     "k1_in_reward": (pulled("k1", "own", "reward"), {}),
     "k1_in_token_rewards": (pulled("k1", "own", "reward", advantage="returns"), {}),
 }
 
-ALL = (*ROWS, "grpo_no_std", "grpo_no_length")  # compiled together, for groups of three
+ALL = (*FOLLOWED, "grpo_no_std", "grpo_no_length")  # compiled together, for groups of three
 PAIR_NAMES = ("reinforce", "rloo", "dr_grpo", "importance")  # for groups of two
 PART_NAMES = (  # for single rows
-    "reinforce", "rloo", "gae_0", "gae_1", "k1", "k2", "k3", "k3_as_k2", "k1_score", "k1_in_reward", "k1_in_token_rewards",
+    "reinforce", "rloo", "gae_0", "gae_1", "k1", "k2", "k3", "k3_as_k2", "k1_score", "k3_importance", "k1_in_reward",
+    "k1_in_token_rewards", "corrected", "corrected_tokens", "soft",
 )
 
 

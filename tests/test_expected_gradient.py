@@ -5,6 +5,7 @@ where a batch is whitened, plain numpy over all groups. Known biases come out as
 
 import itertools
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from enumeration import ALL, BETA, ENTROPY, ENVS, MAX_LENGTH, NODES, N, V, off, 
 from jaxpt.envs import exact
 from jaxpt.objectives import ROWS
 from jaxpt.train.expected import expected_gradient
+from jaxpt.types import bare_trajectory
 
 
 @pytest.fixture(autouse=True)
@@ -144,6 +146,59 @@ def test_what_each_row_follows(s):
     for name, claim in claims.items():
         np.testing.assert_allclose(got[name], -claim, atol=1e-9, err_msg=name)
     assert np.abs(claims["grpo_no_kl"] - grad_J).max() > 1e-3  # the test can tell them apart
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def made(names, G, leaves, old_logp, ref_logp, baseline):
+    """What each row makes of every group: {name: [N^G,G,T]}. A loss that is the score's needs no program of its own."""
+    members = jnp.stack(jnp.meshgrid(*[jnp.arange(N)] * G, indexing="ij"), axis=-1).reshape(-1, G)
+
+    def one(row, m):
+        traj = bare_trajectory(
+            leaves.tokens[m], leaves.mask[m], reward=leaves.reward[m], old_logp=old_logp[m], group=jnp.zeros(G, jnp.int32),
+            length=leaves.length[m],
+        )
+        return row.prepare(traj, ref_logp=ref_logp[m], baseline=jnp.full(G, baseline))["advantages"]
+
+    return members, {name: jax.vmap(partial(one, ROWS[name]))(members) for name in names}
+
+
+def followed_by_scores(s, names, G, reward, baseline=0.0):
+    """Mean over all groups of 1/G sum_i sum_t A_it x score, the update of a row that sums over tokens."""
+    leaves = s.leaves._replace(reward=jnp.asarray(reward))
+    members, advantages = jax.device_get(made(names, G, leaves, s.l, s.f, baseline))
+    out = {}
+    for name, A in advantages.items():
+        assert ROWS[name].parts["surrogate"] == ROWS["rloo"].parts["surrogate"]
+        assert ROWS[name].parts["reduction"] == ROWS["rloo"].parts["reduction"]
+        weight = np.zeros((N, A.shape[2]))
+        np.add.at(weight, members, s.p[members].prod(1)[:, None, None] * A / G)
+        out[name] = np.einsum("nt,ntkv->kv", weight, s.score)
+    return out
+
+
+def test_what_other_baselines_follow(s):
+    G, grad_J = 3, s.along(s.reward)
+    got = followed_by_scores(s, ("remax", "reinforce_baseline", "rloo_kl", "pkpo", "opo"), G, s.reward, baseline=0.7)
+    weighed = lambda own, others: own[0] - sum(r * n for r, n in [own, *others]) / sum(n for _, n in [own, *others])  # noqa: E731
+    claims = {
+        "remax": grad_J, "reinforce_baseline": (G - 1) / G * grad_J, "opo": s.along(by_kind(s, G, weighed)),
+        "rloo_kl": grad_J - 0.05 * s.along((s.l - s.f).sum(1)),  # the KL of whole sequences
+        "pkpo": s.along(2 * np.maximum.outer(s.reward, s.reward) @ s.p),  # grad of E max(r, r')
+    }
+    for name, claim in claims.items():
+        np.testing.assert_allclose(got[name], claim, atol=1e-9, err_msg=name)
+    if s.length.max() > 1:
+        assert off(claims["opo"], grad_J) > 1e-3  # the row takes part in its own baseline, weighed by its length
+
+
+def test_maxrl_follows_the_first_terms_of_the_log_of_success(s):
+    """grad of sum_(k < G) pass@k / k = (1 - (1 - p)^(G-1)) / p grad p, groups that all fail counting as 0."""
+    G, success = 3, (s.reward >= np.sort(s.reward)[N // 2]).astype(float)
+    p = s.p @ success
+    got = followed_by_scores(s, ("maxrl", "pkpo"), G, success)
+    np.testing.assert_allclose(got["maxrl"], (1 - (1 - p) ** (G - 1)) / p * s.along(success), atol=1e-9)
+    np.testing.assert_allclose(got["pkpo"], 2 * (1 - p) * s.along(success), atol=1e-9)  # grad of pass@2
 
 
 def test_binary_bandit_closed_form():

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from enumeration import BETA, ENVS, MAX_LENGTH, NODES, PAIR_NAMES, PART_NAMES, N, V, kl_pulls, off, setting
+from enumeration import BETA, ENTROPY, ENVS, MAX_LENGTH, NODES, PAIR_NAMES, PART_NAMES, N, V, kl_pulls, off, setting
 
 from jaxpt.envs import exact
 
@@ -68,6 +68,20 @@ def test_token_ratios_off_policy(s):
     claim = s.state_pull(s.visits(s.mu), s.pi * q_mu)
     np.testing.assert_allclose(got, -claim, atol=1e-12)
     assert (np.abs(claim - s.along(s.reward)).max() > 1e-3) == (s.length.max() > 1)
+    # the trainer's policy over the sampler's as a weight: of each token the same, of the whole row grad J itself
+    weighed = s.means(PART_NAMES, behaviour=s.behaviour)
+    np.testing.assert_allclose(weighed["corrected_tokens"], -claim, atol=1e-12)
+    np.testing.assert_allclose(weighed["corrected"], -s.along(s.reward), atol=1e-12)
+
+
+def test_surprise_in_the_reward_is_the_entropy_of_whole_sequences(s):
+    got = s.means(PART_NAMES)["soft"]
+
+    def soft_value(logits):
+        logp = exact.leaf_logp(logits, s.leaves).sum(1)
+        return jnp.sum(jnp.exp(logp) * (s.leaves.reward - ENTROPY * logp))
+
+    np.testing.assert_allclose(got, -jax.grad(soft_value)(jnp.asarray(s.logits)), atol=1e-12)
 
 
 def without_reward(s):
@@ -79,7 +93,7 @@ def test_whose_gradient_a_kl_is(s):
     reverse, forward = kl_pulls(s, s.visits(s.pi))
     np.testing.assert_allclose(got["k1"].mean, 0, atol=1e-12)  # a penalty that is noise
     assert got["k1"].variance > 0.01
-    for name in ("k2", "k3_as_k2", "k1_score"):
+    for name in ("k2", "k3_as_k2", "k1_score", "k3_importance"):
         np.testing.assert_allclose(got[name].mean, BETA * reverse, atol=1e-12)
     np.testing.assert_allclose(got["k3"].mean, BETA * forward, atol=1e-12)
     # in the reward: the KL of whole sequences, whatever the credit
@@ -97,10 +111,11 @@ def test_whose_gradient_a_kl_is(s):
         assert got["k1_in_token_rewards"].variance < got["k1_in_reward"].variance
 
 
-def test_off_policy_only_the_score_form_is_the_reverse_kl(s):
+def test_off_policy_only_forms_with_the_ratio_are_the_reverse_kl(s):
     got = s.means(PART_NAMES, behaviour=s.behaviour, reference=s.reference, leaves=without_reward(s))
     reverse, _ = kl_pulls(s, s.visits(s.mu))
-    np.testing.assert_allclose(got["k1_score"], BETA * reverse, atol=1e-12)
+    for name in ("k1_score", "k3_importance"):
+        np.testing.assert_allclose(got[name], BETA * reverse, atol=1e-12)
     log = np.log(np.where(s.legal, s.pi, 1)) - np.log(np.where(s.legal, s.ref, 1))
     for name in ("k2", "k3_as_k2"):  # actions are weighed as the sampler takes them
         np.testing.assert_allclose(got[name], BETA * s.state_pull(s.visits(s.mu), s.mu * log), atol=1e-12)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxpt.models import ModelConfig, make_model
-from jaxpt.objectives import ROWS, get
+from jaxpt.objectives import get
 from jaxpt.objectives.policy import ROWS as POLICY_ROWS
 from jaxpt.train import learn
 from jaxpt.train.collect import collect, episode_metrics
@@ -64,7 +64,7 @@ def update():
         ready = get(name).prepare(traj, **stats)
         rows = [get(row) for row in cfg.objectives]
         call = lambda *args: learn.learn(cfg, make_model(cfg.model), rows, ONE, *args)  # noqa: E731
-        return compiled.setdefault(repr(fields), jax.jit(call))(state, traj, ready, stats)
+        return compiled.setdefault(repr(fields), jax.jit(call))(state, traj, ready, stats, traj.old_logp)
 
     return run
 
@@ -274,7 +274,3 @@ def test_a_shared_trunk_has_no_model_of_its_own():
         CriticConfig(trunk="both")
     with pytest.raises(ValueError, match="a shared trunk is the policy's"):
         CriticConfig(trunk="shared", model=MODEL)
-
-
-def test_every_row_is_known():
-    assert set(NAMES) == set(ROWS) - {"sft"}

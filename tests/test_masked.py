@@ -81,3 +81,13 @@ def test_groups_against_a_loop(seed, n):
         members = [float(x[j]) for j in range(B) if group[j] == group[i] and weight[j]]
         np.testing.assert_allclose(total[i], sum(members), rtol=1e-5, atol=1e-6)
         assert low[i] == min(members, default=np.inf) and high[i] == max(members, default=-np.inf)
+
+
+@given(seed=seeds, number=st.sampled_from([0.0, 0.3, 1.0, 2.5, 3.0, 99.0]))
+def test_largest_against_sorting(seed, number):
+    """ceil(number) of the kept slots, with all that are equal to the last of them."""
+    rng = np.random.default_rng(seed)
+    x, mask = rng.choice([0.5, -1.0, 2.0, 3.5, np.inf], (3, 4)).astype(np.float32), rng.random((3, 4)) < 0.7
+    ranked = np.sort(x[mask])[::-1][: int(np.ceil(number))]
+    expected = mask & (x >= ranked[-1]) if len(ranked) else np.zeros_like(mask)
+    np.testing.assert_array_equal(masked.largest(np.where(mask, x, np.nan), mask, number), expected)

@@ -9,32 +9,37 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
+from policy_loops import BINDS, PAPER, by_nothing, by_prompts, by_rows, by_sum, by_tokens, losses, of_budget, tokens_of
+from policy_loops import HYPER as LOOP_HYPER
 
 from jaxpt.objectives import ROWS, kl
 from jaxpt.objectives.algebra import METRICS, compose
 from jaxpt.objectives.parts import Penalty
-from jaxpt.objectives.reduction import totals_of
+from jaxpt.objectives.reduction import prompt_tokens_of, totals_of
 
 B, T = 6, 5
 seeds = st.integers(0, 2**31 - 1)
-ARGS = ("logp", "old_logp", "advantages", "ref_logp", "entropy")
+ARGS = ("logp", "old_logp", "advantages", "ref_logp", "entropy", "sampler_logp", "weights")
 SCORE = dict(advantage="monte_carlo", ratio="none", surrogate="score", reduction="token_mean", hyper={"beta": 0.5})
 PARTS = {  # parts that no row of the table has, or has only in its defaults' shadow
     name: compose(name, "", kl=Penalty(*penalty), **SCORE)
     for name, penalty in {
         "k1_loss": ("k1",), "k1_pulls_as_k2": ("k1", "k2"), "k3_pulls_as_k2": ("k3", "k2"), "k3_score": ("k3", "score"),
+        "k1_importance": ("k1", "importance"), "abs": ("abs",), "forward": ("forward",),
     }.items()
 }
-TESTED = {**ROWS, **PARTS}
-HYPER = {name: dict(row.hyper) for name, row in TESTED.items()}
-HYPER["ppo"]["entropy_coef"] = 0.3
-HYPER["dr_grpo"]["max_length"] = 7.0
-HYPER["gspo"] = HYPER["gspo_token"] = HYPER["gspo"] | {"eps_low": 0.05, "eps_high": 0.1}
+PARTS["summed"] = compose("summed", "", **SCORE | {"reduction": "token_sum", "hyper": {}})
+PARTS["tis_with_kl"] = compose(
+    "tis_with_kl", "", kl=Penalty("k2"), correction="token_truncated", **SCORE | {"hyper": {"beta": 0.5, "is_high": 1.1}}
+)
+POLICY = {name: row for name, row in ROWS.items() if row.family == "policy_loss" and "." not in name}
+TESTED = {**POLICY, **PARTS}
+HYPER = {name: {**row.hyper, **LOOP_HYPER.get(name, {})} for name, row in TESTED.items()}
 
 
 def one(row, batch, totals, hyper):
     def loss(arrays):
-        extra = {k: arrays[k] for k in ("ref_logp", "entropy") if k in row.needs}
+        extra = {k: {**batch, **arrays}[k] for k in (*ARGS[3:], "prompt_tokens") if k in row.needs}
         return row.loss(
             arrays["logp"], arrays["old_logp"], arrays["advantages"], batch["mask"], totals=totals, **extra, **hyper
         )
@@ -48,8 +53,15 @@ def battery(batch, totals, hyper):
     return {name: one(row, batch, totals, hyper[name]) for name, row in TESTED.items()}
 
 
+def whole(batch):
+    """The batch with what its rows know of it, and its totals."""
+    mask, group = (jnp.asarray(batch[k]) for k in ("mask", "group"))
+    prompt_tokens = prompt_tokens_of(mask, group)
+    return {**batch, "prompt_tokens": prompt_tokens}, totals_of(mask, prompt_tokens)
+
+
 def run(batch, hyper=HYPER):
-    return jax.device_get(battery(batch, totals_of(jnp.asarray(batch["mask"])), hyper))
+    return jax.device_get(battery(*whole(batch), hyper))
 
 
 def draw(seed, spread=0.3):
@@ -61,146 +73,69 @@ def draw(seed, spread=0.3):
     batch = {
         "logp": logp, "old_logp": logp + rng.normal(0, spread, (B, T)), "ref_logp": logp + rng.normal(0, spread, (B, T)),
         "advantages": np.where(rng.random() < 0.5, np.broadcast_to(of_row, (B, T)), rng.normal(size=(B, T))),
-        "entropy": rng.random((B, T)),
+        "entropy": rng.random((B, T)), "weights": rng.random((B, T)),
     }
-    return {**{k: v.astype(np.float32) for k, v in batch.items()}, "mask": mask}, rng
+    batch["sampler_logp"] = batch["old_logp"] + rng.normal(0, spread / 2, (B, T))
+    group = rng.permutation([4, 4, -1, 7, 7, 7])
+    return {**{k: v.astype(np.float32) for k, v in batch.items()}, "mask": mask, "group": group}, rng
 
 
 def assert_same(a, b, rtol=1e-5, atol=1e-6):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), a, b)
 
 
-# --- the papers' formulas as float64 loops: x has l, o, f, h (logp, old, reference, entropy), a, and the row's
-# --- s (mean log-ratio) and, where a paper stops a gradient, the values of l and s at which it was stopped: l0, s0
-
-
-def clip(x, r, low, high):
-    return -min(r * x["a"], min(max(r, 1 - low), 1 + high) * x["a"])
-
-
-def ppo(x, low=0.2, high=0.2):
-    return clip(x, np.exp(x["l"] - x["o"]), low, high)
-
-
-def reinforce(x):
-    return -x["a"] * x["l"]
-
-
-def k_1(x):
-    return x["l"] - x["f"]
-
-
-def k_3(x):
-    return np.exp(x["f"] - x["l"]) - 1 - (x["f"] - x["l"])
-
-
-def held(value, weight):
-    """value at the point where the gradient was stopped, moving with logp by `weight` there."""
-    return lambda x: value({**x, "l": x["l0"]}) + weight({**x, "l": x["l0"]}) * (x["l"] - x["l0"])
-
-
-def by_tokens(rows, f):
-    return sum(f(x) for row in rows for x in row) / sum(map(len, rows))
-
-
-def by_rows(rows, f):
-    return sum(sum(f(x) for x in row) / len(row) for row in rows) / len(rows)
-
-
-def by_sum(rows, f):
-    return sum(f(x) for row in rows for x in row) / len(rows)
-
-
-GSPO_CLIP = (0.05, 0.1)
-PAPER = {  # name -> (reduction, loss of a token)
-    "sft": (by_tokens, reinforce),
-    "reinforce": (by_sum, reinforce),
-    "rloo": (by_sum, reinforce),
-    "raft": (by_tokens, reinforce),
-    "reinforce_plus_plus": (by_tokens, ppo),
-    "reinforce_plus_plus_baseline": (by_tokens, lambda x: ppo(x) + 0.01 * k_1(x) ** 2 / 2),
-    "ppo": (by_tokens, lambda x: ppo(x) - 0.3 * x["h"]),
-    "grpo": (by_rows, lambda x: ppo(x) + 0.04 * k_3(x)),
-    "grpo_no_kl": (by_rows, ppo),
-    "dr_grpo": (lambda rows, f: by_sum(rows, f) / 7, ppo),
-    "dapo": (by_tokens, lambda x: ppo(x, 0.2, 0.28)),
-    "dapo_sequence_mean": (by_rows, lambda x: ppo(x, 0.2, 0.28)),
-    "gspo": (by_rows, lambda x: clip(x, np.exp(x["s"]), *GSPO_CLIP)),
-    "gspo_token": (by_rows, lambda x: clip(x, np.exp(x["s0"] + x["l"] - x["l0"]), *GSPO_CLIP)),
-    "k1_loss": (by_tokens, lambda x: reinforce(x) + 0.5 * k_1(x)),
-    "k1_pulls_as_k2": (by_tokens, lambda x: reinforce(x) + 0.5 * held(k_1, k_1)(x)),
-    "k3_pulls_as_k2": (by_tokens, lambda x: reinforce(x) + 0.5 * held(k_3, k_1)(x)),
-    "k3_score": (by_tokens, lambda x: reinforce(x) + 0.5 * held(k_3, lambda x: np.exp(x["l"] - x["o"]) * k_1(x))(x)),
-}
-
-
-def loop(name, batch, at=None):
-    """The row's loss; where a gradient is stopped, what is held is taken from the logp `at`."""
-    at, rows = batch["logp"] if at is None else at, []
-    for i in range(B):
-        kept = [t for t in range(T) if batch["mask"][i, t]]
-        if not kept:
-            continue
-        names = {"l": "logp", "o": "old_logp", "f": "ref_logp", "a": "advantages", "h": "entropy"}
-        row = [{k: float(batch[v][i, t]) for k, v in names.items()} | {"l0": float(at[i, t])} for t in kept]
-        means = {"s": np.mean([x["l"] - x["o"] for x in row]), "s0": np.mean([x["l0"] - x["o"] for x in row])}
-        rows.append([{**x, **means} for x in row])
-    reduction, token = PAPER[name]
-    return reduction(rows, token) if rows else 0.0
-
-
 @given(seed=seeds)
 def test_against_float64_loops(seed):
     batch, _ = draw(seed)
     got = run(batch)
-    assert set(got) == set(PAPER)
+    want = losses(PAPER, batch)
+    assert set(got) == set(want)
     for name, (value, _, _) in got.items():
-        np.testing.assert_allclose(value, loop(name, batch), rtol=1e-4, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(value, want[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize("seed", [3, 4, 11])
 @pytest.mark.parametrize("arg", ["logp", "entropy"])
 def test_gradient_against_finite_differences_of_the_loops(arg, seed):
     batch, _ = draw(seed)
-    for name, (_, grads, _) in run(batch).items():
-        numeric = np.zeros((B, T))
-        for at in np.argwhere(batch["mask"]):
-            ends = []
-            for h in (1e-5, -1e-5):
-                moved = {**batch, arg: batch[arg].astype(np.float64)}
-                moved[arg][tuple(at)] += h
-                ends.append(loop(name, moved, at=batch["logp"]))
-            numeric[tuple(at)] = (ends[0] - ends[1]) / 2e-5
-        np.testing.assert_allclose(grads[arg], numeric, rtol=1e-3, atol=1e-5, err_msg=name)
+    got = run(batch)
+    numeric = {name: np.zeros((B, T)) for name in got}
+    for at in map(tuple, np.argwhere(batch["mask"])):
+        ends = []
+        for h in (1e-5, -1e-5):
+            moved = {**batch, arg: batch[arg].astype(np.float64)}
+            moved[arg][at] += h
+            ends.append(losses(got, moved, at=batch))
+        for name in got:
+            numeric[name][at] = (ends[0][name] - ends[1][name]) / 2e-5
+    for name, (_, grads, _) in got.items():
+        np.testing.assert_allclose(grads[arg], numeric[name], rtol=1e-3, atol=1e-5, err_msg=name)
 
 
 @given(seed=seeds)
 def test_metrics_against_loops(seed):
     """Sums over trainable tokens and their number: the ratio, the share where the bound binds, the KL's value."""
     batch, _ = draw(seed)
-    mask, (l, o, f, a) = batch["mask"], (batch[k].astype(np.float64) for k in ("logp", "old_logp", "ref_logp", "advantages"))
-    tokens = mask.sum()
+    tokens = [x for row in tokens_of(batch) for x in row]
+    values = {
+        "k1": lambda d: -d, "k2": lambda d: d**2 / 2, "k3": lambda d: np.expm1(d) - d, "absolute": abs,
+        "KL": lambda d: np.exp(d) * (d - 1) + 1,
+    }
     for name, (_, _, metrics) in run(batch).items():
-        row, parts = TESTED[name], TESTED[name].parts
-        assert set(metrics) == set(METRICS) and all(weight in (0, tokens) for _, weight in metrics.values())
-        log_ratio = l - o
-        if name.startswith("gspo"):
-            log_ratio = np.where(mask, log_ratio, 0).sum(1, keepdims=True) / np.maximum(mask.sum(1, keepdims=True), 1) + 0 * l
-        r = np.exp(log_ratio)
-        if "eps_low" in row.hyper:
-            assert metrics["ratio"][1] == tokens
-            np.testing.assert_allclose(metrics["ratio"][0], r[mask].sum(), rtol=1e-4)
-            low, high = HYPER[name]["eps_low"], HYPER[name]["eps_high"]
-            binds = ((a > 0) & (r > 1 + high)) | ((a < 0) & (r < 1 - low))
-            assert metrics["clip_fraction"] == (binds[mask].sum(), tokens)
-        else:
-            assert metrics["ratio"] == metrics["clip_fraction"] == (0, 0)
-        if "beta" in row.hyper and "ref_logp" in row.needs:
-            value = {"k1": l - f, "k2": (l - f) ** 2 / 2, "k3": np.exp(f - l) - 1 - (f - l)}[parts["kl"][:2]]
-            np.testing.assert_allclose(metrics["kl"][0], value[mask].sum(), rtol=1e-4, atol=1e-5)
-            assert metrics["kl"][1] == tokens
-        else:
-            assert metrics["kl"] == (0, 0)
+        parts, expected = TESTED[name].parts, dict.fromkeys(METRICS, (0, 0))
+        gspo = name.startswith("gspo")
+        ratio = lambda x, gspo=gspo: np.exp(x["s"] if gspo else x["l"] - x["o"])  # noqa: E731
+        if parts["ratio"] != "no importance ratio":
+            expected["ratio"] = sum(map(ratio, tokens)), len(tokens)
+        if "eps_low" in TESTED[name].hyper or name in BINDS:
+            low, high = (HYPER[name].get(k) for k in ("eps_low", "eps_high"))
+            past = lambda x: x["a"] > 0 and ratio(x) > 1 + high or x["a"] < 0 and ratio(x) < 1 - low  # noqa: E731, B023
+            expected["clip_fraction"] = sum(map(BINDS.get(name, past), tokens)), len(tokens)
+        if "ref_logp" in TESTED[name].needs:
+            value = values[parts["kl"].split()[0]]
+            expected["kl"] = sum(value(x["f"] - x["l"]) for x in tokens), len(tokens)
+        for metric, pair in metrics.items():
+            np.testing.assert_allclose(pair, expected[metric], rtol=1e-4, atol=2e-5, err_msg=f"{name} {metric}")
 
 
 @given(seed=seeds)
@@ -210,21 +145,58 @@ def test_poison_at_masked_slots(seed):
         k: np.where(batch["mask"], batch[k], rng.choice([np.nan, np.inf, -np.inf, 1e30], (B, T))).astype(np.float32)
         for k in ARGS
     }
-    clean, dirty = run(batch), run({**poisoned, "mask": batch["mask"]})
+    clean, dirty = run(batch), run({**batch, **poisoned})
     jax.tree.map(np.testing.assert_array_equal, clean, dirty)
     for _, grads, _ in dirty.values():
         assert all((g[~batch["mask"]] == 0).all() for g in grads.values())
 
 
+def in_parts(batch, part):
+    """Sums over parts of the rows, with the totals of the whole, beside the whole; in float64."""
+    known, totals = whole(batch)
+    shares = [battery({**known, "mask": batch["mask"] & (part == k)[:, None]}, totals, HYPER) for k in range(part.max() + 1)]
+    return jax.tree.map(lambda *xs: sum(np.asarray(x, np.float64) for x in xs), *shares), run(batch)
+
+
 @given(seed=seeds)
 def test_partitions_add_up(seed):
-    """With the totals of the whole, losses, gradients and metrics of uneven parts add up to the whole."""
+    """With the totals of the whole, losses, gradients and metrics of uneven parts add up to the whole; prompts, too, may
+    be in several parts."""
     batch, rng = draw(seed)
-    totals = totals_of(jnp.asarray(batch["mask"]))
     part = rng.choice([[0, 0, 0, 0, 0, 1], [0, 1, 1, 2, 2, 2], [0, 1, 2, 3, 4, 5]])[rng.permutation(B)]
-    parts = [battery({**batch, "mask": batch["mask"] & (part == k)[:, None]}, totals, HYPER) for k in range(part.max() + 1)]
-    added = jax.tree.map(lambda *shares: sum(np.asarray(x, np.float64) for x in shares), *parts)
-    assert_same(added, battery(batch, totals, HYPER), rtol=1e-4, atol=1e-5)
+    added, together = in_parts(batch, part)
+    for name in TESTED:
+        if TESTED[name].additive:
+            assert_same(added[name], together[name], rtol=1e-4, atol=1e-5)
+
+
+NOT_ADDITIVE = {"clip_cov": -0.0372, "kl_cov": -0.0124, "top_entropy": -0.1681}  # what two halves add to one batch's loss
+
+
+def test_rows_that_compare_all_tokens_do_not_add_up():
+    added, together = in_parts(draw(6)[0], np.array([0, 0, 0, 1, 1, 1]))
+    off = {name: float(added[name][0] - together[name][0]) for name in TESTED if not TESTED[name].additive}
+    assert off == pytest.approx(NOT_ADDITIVE, abs=1e-4)
+
+
+@jax.jit
+def chosen(batch, totals):
+    return {name: one(ROWS[name], batch, totals, HYPER[name])[:2] for name in NOT_ADDITIVE}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_choices_do_not_depend_on_padding_or_repetition(seed):
+    """A batch twice, in wider rows: the same loss, half the gradient at each copy; advantages are used as they are,
+    not divided by what the reduction divides by (SkyRL scales them first, and its thresholds stop meaning anything)."""
+    batch, rng = draw(seed)
+    wide = {k: np.pad(v, ((0, 0), (2, 1)), constant_values=np.nan) for k, v in batch.items() if k in ARGS}
+    wide |= {"mask": np.pad(batch["mask"], ((0, 0), (2, 1))), "group": batch["group"]}
+    twice = {k: np.concatenate([v, v]) for k, v in wide.items()}
+    got, once = jax.device_get(chosen(*whole(twice))), run(batch)
+    for name in NOT_ADDITIVE:
+        np.testing.assert_allclose(got[name][0], once[name][0], rtol=1e-5, atol=1e-6)
+        for copy in (slice(B), slice(B, None)):
+            np.testing.assert_allclose(got[name][1]["logp"][copy, 2:-1], once[name][1]["logp"] / 2, rtol=1e-4, atol=1e-6)
 
 
 @given(seed=seeds)
@@ -239,9 +211,10 @@ def test_permutation_of_rows(seed):
 
 @given(seed=seeds)
 def test_declared_constants_get_no_gradient(seed):
-    for _, grads, _ in run(draw(seed)[0]).values():
-        for constant in ("old_logp", "advantages", "ref_logp"):
+    for name, (_, grads, _) in run(draw(seed)[0]).items():
+        for constant in ("old_logp", "advantages", "ref_logp", "sampler_logp", "weights"):
             np.testing.assert_array_equal(grads[constant], 0)
+        assert TESTED[name].parts["entropy"].startswith("entropy") or (grads["entropy"] == 0).all(), name
 
 
 @given(seed=seeds)
@@ -251,12 +224,22 @@ def test_on_policy_the_gradient_is_reinforce(seed):
     batch, _ = draw(seed, spread=0.0)
     mask, a = batch["mask"], batch["advantages"]
     n = np.maximum(mask.sum(1, keepdims=True), 1)
-    rows, tokens = max((mask.sum(1) > 0).sum(), 1), max(mask.sum(), 1)
-    weight = {by_tokens: np.full((B, T), 1 / tokens), by_rows: 1 / (rows * n) + 0 * a, by_sum: np.full((B, T), 1 / rows)}
+    rows, tokens, ones = max((mask.sum(1) > 0).sum(), 1), max(mask.sum(), 1), np.ones((B, T))
+    known, totals = whole(batch)
+    weight = {
+        by_tokens: ones / tokens, by_rows: ones / (rows * n), by_sum: ones / rows, of_budget: ones / rows / 7, by_nothing: ones,
+        by_prompts: ones / np.maximum(totals["prompts"], 1) / np.maximum(known["prompt_tokens"], 1)[:, None],
+    }
+    factor = dict.fromkeys(TESTED, ones) | {"grpo_token_weights": batch["weights"]}
+    factor |= {name: np.zeros((B, T)) for name in ("clip_cov", "top_entropy", "entropy_advantage")}
+    for x in (x for row in tokens_of(batch) for x in row):
+        factor["clip_cov"][x["at"]], factor["top_entropy"][x["at"]] = not x["clip_cov"], x["top"]
+        factor["entropy_advantage"][x["at"]] = 1 + np.sign(x["a"]) * min(0.4 * x["h"] / max(abs(x["a"]), 1e-9), 0.5)
     for name, (_, grads, _) in run(batch).items():
-        per_token = weight.get(PAPER[name][0], weight[by_sum] / 7)
+        per_token = weight[PAPER[name][0]]
         shared = np.where(mask, a, 0).sum(1, keepdims=True) / n + 0 * a
-        expected = -(shared if name == "gspo" else a) * per_token + (0.5 * per_token if name == "k1_loss" else 0)
+        expected = -(shared if name in ("gspo", "gmpo") else a) * per_token * factor[name]
+        expected += 0.5 * per_token if name in ("k1_loss", "k1_importance") else 0
         np.testing.assert_allclose(grads["logp"], np.where(mask, expected, 0), rtol=1e-5, atol=1e-6, err_msg=name)
 
 
@@ -269,13 +252,15 @@ def test_gspo_and_its_token_form_agree_where_a_row_has_one_advantage(seed):
 
 
 @given(seed=seeds)
-def test_with_one_token_a_row_gspo_is_grpo(seed):
+def test_with_one_token_a_row_gspo_and_gmpo_are_grpo(seed):
     batch, rng = draw(seed)
     batch["mask"] = np.arange(T)[None] == rng.integers(0, T, (B, 1))
     clip = {"eps_low": 0.2, "eps_high": 0.2}
-    got = run(batch, HYPER | {name: HYPER[name] | clip for name in ("gspo", "gspo_token")})
+    logs = {"log_low": -np.log(0.8), "log_high": np.log(1.2)}
+    got = run(batch, HYPER | {name: HYPER[name] | clip for name in ("gspo", "gspo_token")} | {"gmpo": HYPER["gmpo"] | logs})
     for name in ("gspo", "gspo_token"):
         assert_same(got[name], got["grpo_no_kl"])
+    assert_same(got["gmpo"][:2], got["grpo_no_kl"][:2])
 
 
 @given(seed=seeds)

@@ -9,43 +9,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
+from prepare_loops import HYPER, POLICY, TESTED, B, T, loop
 
 from jaxpt.objectives import ROWS, shaping
-from jaxpt.objectives.algebra import compose
-from jaxpt.objectives.parts import Penalty
 from jaxpt.types import bare_trajectory
 
-B, T = 8, 7
 SHARDS, WIDTH = 4, 4  # shards of whole groups, padded with empty rows to one width
 seeds = st.integers(0, 2**31 - 1)
-PLAIN = dict(ratio="none", surrogate="score", reduction="sequence_mean")
-STD = {"std_eps": 0.0, "ddof": 1.0}
-PARTS = {
-    "turn": compose("turn", "", advantage="centred", credit="turn", **PLAIN),
-    "turn_std": compose("turn_std", "", advantage="standardised", credit="turn", hyper=STD, **PLAIN),
-    "token": compose("token", "", advantage="leave_one_out", credit="token", **PLAIN),
-    "rloo_kl": compose(
-        "rloo_kl", "", advantage="leave_one_out", kl=Penalty("k1", placement="reward"), hyper={"beta": 0.1}, **PLAIN
-    ),
-    "turn_kl": compose(
-        "turn_kl", "", advantage="centred", credit="turn", kl=Penalty("k1", placement="reward"), hyper={"beta": 0.1}, **PLAIN
-    ),
-    "filtered": compose("filtered", "", advantage="centred", filter="overlong", hyper={"overlong_filter": 1.0}, **PLAIN),
-    "selected": compose("selected", "", advantage="centred", selection="signal", hyper={"max_rounds": 2.0}, **PLAIN),
-}
-TESTED = {**ROWS, **PARTS}
-HYPER = {name: dict(row.hyper) for name, row in TESTED.items()}
-HYPER["ppo"] |= {"gamma": 0.9, "lam": 0.8, "bootstrap": 1.0, "beta": 0.5}
-HYPER["reinforce_plus_plus"] |= {"gamma": 0.95, "beta": 0.3}
-for name in ("dapo", "dapo_sequence_mean"):
-    HYPER[name] |= {"max_length": 5.0, "buffer": 3.0, "overlong_penalty": 0.7}
-GIVEN = ("ref_logp", "values", "final_values", "process")
+GIVEN = ("ref_logp", "values", "final_values", "process", "baseline", "anchor")
+AT_LOSS = ("ref_logp", "entropy", "sampler_logp", "weights", "prompt_tokens")
 
 
 def share(row, batch, hyper, total=lambda tree: tree):
     """One shard of a batch: what prepare makes of it, and its share of the loss."""
     ready = row.prepare(batch["traj"], **{k: batch[k] for k in GIVEN}, total=total, **hyper)
-    extra = {"ref_logp": batch["ref_logp"], "entropy": batch["values"]}
+    logp, ref_logp = batch["logp"], batch["ref_logp"]
+    stats = {"ref_logp": ref_logp, "entropy": batch["values"], "sampler_logp": logp, "weights": logp}
+    extra = {k: {**stats, **ready}[k] for k in AT_LOSS if k in row.needs}
     loss = row.loss(
         batch["logp"], batch["traj"].old_logp, ready["advantages"], ready["mask"], totals=ready["totals"], **extra, **hyper
     )[0]
@@ -60,7 +40,7 @@ def battery(batch, hyper):
 @jax.jit
 def sharded(batches, hyper):
     total = partial(jax.lax.psum, axis_name="shard")
-    one = lambda batch: {name: share(row, batch, hyper[name], total) for name, row in ROWS.items()}  # noqa: E731
+    one = lambda batch: {name: share(row, batch, hyper[name], total) for name, row in POLICY.items()}  # noqa: E731
     return jax.vmap(one, axis_name="shard")(batches)
 
 
@@ -84,138 +64,31 @@ def draw(seed):
     traj = bare_trajectory(
         np.zeros((B, T), np.int32), mask, reward=reward.astype(np.float32), group=group.astype(np.int32),
         old_logp=nonsense(logp), length=np.full(B, T, np.int32),
-    )._replace(turn=turn.astype(np.int32), truncated=rng.random(B) < 0.3)
+    )
+    parts = np.where(np.isfinite(reward)[:, None], rng.choice([0.0, 1.0, 0.3], (B, 2)), np.nan)
+    traj = traj._replace(turn=turn.astype(np.int32), truncated=rng.random(B) < 0.3, parts=parts.astype(np.float32))
+    state = rng.integers(0, 3, (B, T))
     batch = {
         "traj": jax.tree.map(np.asarray, traj), "logp": nonsense(logp + rng.normal(0, 0.2, (B, T))),
         "ref_logp": nonsense(logp + rng.normal(0, 0.3, (B, T))), "values": nonsense(rng.normal(size=(B, T))),
         "final_values": np.where(traj.truncated, rng.normal(size=B), np.nan).astype(np.float32),
         "process": nonsense(rng.choice([0.0, 0.25, -0.5], (B, T)) * (rng.random() < 0.7)),
+        "baseline": rng.choice([0.0, 1.0, 0.4, np.nan], B).astype(np.float32),
+        "anchor": np.where(mask, np.take_along_axis(state, turn, 1), rng.integers(-99, 99, (B, T))).astype(np.int32),
     }
     return batch, rng
-
-
-# --- the papers as float64 loops -----------------------------------------------------------------------------
-
-
-def steps_of(batch, name):
-    """Per row the decisions as (t, reward of the step): outcome at the last one, process rewards, KL penalty."""
-    traj, hyper, out = batch["traj"], HYPER[name], []
-    for i in range(B):
-        kept = [t for t in range(T) if traj.mask[i, t]]
-        row = {t: float(batch["process"][i, t]) for t in kept}
-        outcome = float(traj.reward[i])
-        if name.startswith("dapo"):  # Yu et al., eq. 13
-            length, limit, buffer = len(kept), hyper["max_length"], hyper["buffer"]
-            if length > limit:
-                outcome -= 0.7
-            elif length > limit - buffer:
-                outcome += 0.7 * ((limit - buffer) - length) / buffer
-        if kept:
-            row[kept[-1]] += outcome
-        if name in ("ppo", "reinforce_plus_plus", "rloo_kl", "turn_kl"):
-            row = {t: r - hyper["beta"] * float(traj.old_logp[i, t] - batch["ref_logp"][i, t]) for t, r in row.items()}
-        out.append(row)
-    return out
-
-
-def baselined(kind, mine, others):
-    """others: the rewards of the rest of the group."""
-    everyone = [mine, *others]
-    if kind == "monte_carlo":
-        return mine
-    if not others or max(everyone) - min(everyone) < 1e-6 * max(map(abs, everyone)):
-        return 0.0
-    if kind == "leave_one_out":
-        return mine - np.mean(others)
-    return (mine - np.mean(everyone)) / (np.std(everyone, ddof=1) if kind == "standardised" else 1.0)
-
-
-KIND = {  # name -> (baseline, credit)
-    "reinforce": ("monte_carlo", "row"), "rloo": ("leave_one_out", "row"), "rloo_kl": ("leave_one_out", "row"),
-    "dr_grpo": ("centred", "row"), "reinforce_plus_plus_baseline": ("centred", "row"), "filtered": ("centred", "row"),
-    "selected": ("centred", "row"), "turn": ("centred", "turn"), "turn_kl": ("centred", "turn"),
-    "turn_std": ("standardised", "turn"), "token": ("leave_one_out", "token"),
-    **{k: ("standardised", "row") for k in ("grpo", "grpo_no_kl", "dapo", "dapo_sequence_mean", "gspo", "gspo_token")},
-}
-
-
-def place_of(credit, traj, i, t):
-    """Which step of its row the decision (i, t) belongs to."""
-    return {"row": 0, "turn": int(traj.turn[i, t]), "token": int(traj.mask[i, :t].sum())}[credit]
-
-
-def advantages_loop(name, batch):
-    """[B,T] advantages and, for stepwise rows, returns; before any selection."""
-    traj, out, returns = batch["traj"], np.zeros((B, T)), np.zeros((B, T))
-    rows, hyper = steps_of(batch, name), HYPER[name]
-    if name in ("sft", "raft"):
-        return np.where(traj.mask, 1.0, 0.0), returns
-    if name in ("ppo", "reinforce_plus_plus"):
-        for i, row in enumerate(rows):
-            ts = sorted(row)
-            value = lambda k: float(batch["values"][i, ts[k]])  # noqa: E731, B023
-            if not np.isfinite(sum(row.values())):
-                returns[i, ts] = [value(k) for k in range(len(ts))]
-                continue
-            end = float(batch["final_values"][i]) if traj.truncated[i] else 0.0
-            for k, t in enumerate(ts):
-                if name == "reinforce_plus_plus":
-                    out[i, t] = sum(hyper["gamma"] ** (j - k) * row[ts[j]] for j in range(k, len(ts)))
-                    continue
-                for j in range(k, len(ts)):  # Schulman et al. 2015, eq. 16
-                    ahead = value(j + 1) if j + 1 < len(ts) else end
-                    delta = row[ts[j]] + hyper["gamma"] * ahead - value(j)
-                    out[i, t] += (hyper["gamma"] * hyper["lam"]) ** (j - k) * delta
-                returns[i, t] = out[i, t] + value(k)
-        return out, returns
-    kind, credit = KIND[name]
-    worth = []  # per row: place -> reward from its beginning to the end of the row
-    for i, row in enumerate(rows):
-        places = {t: place_of(credit, traj, i, t) for t in row}
-        worth.append({p: sum(r for t, r in row.items() if places[t] >= p) for p in set(places.values())})
-    for i, row in enumerate(rows):
-        for t in row:
-            p = place_of(credit, traj, i, t)
-            same = [worth[j].get(p, np.nan) for j in range(B) if j != i and traj.group[j] == traj.group[i]]
-            if np.isfinite(worth[i][p]):
-                out[i, t] = baselined(kind, worth[i][p], [x for x in same if np.isfinite(x)])
-    return out, returns
-
-
-def loop(name, batch):
-    traj = batch["traj"]
-    with np.errstate(invalid="ignore"):
-        advantages, returns = advantages_loop(name, batch)
-    keep = traj.mask.copy()
-    for i in range(B):
-        rewards = {float(traj.reward[j]) for j in range(B) if traj.group[j] == traj.group[i] and traj.mask[j].any()}
-        if name.startswith("dapo") or name == "selected":
-            keep[i] &= len({r for r in rewards if np.isfinite(r)}) > 1
-        if name.startswith("dapo") or name == "filtered":
-            keep[i] &= not traj.truncated[i]
-        if name == "raft":
-            keep[i] &= np.isfinite(traj.reward[i]) and traj.reward[i] > 0
-    if name in ("ppo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"):
-        scored = [np.isfinite(sum(row.values())) for row in steps_of(batch, name)]
-        chosen = keep & np.array(scored)[:, None]
-        x = advantages[chosen]
-        spread = x.std() if len(x) and x.std() > 1e-5 * np.abs(x).max() else np.inf
-        advantages = np.where(chosen, (advantages - (x.mean() if len(x) else 0)) / spread, 0)
-    return {
-        "advantages": np.where(keep, advantages, 0), "returns": np.where(keep, returns, 0), "mask": keep,
-        "totals": {"tokens": keep.sum(), "rows": keep.any(1).sum()},
-    }
 
 
 @given(seed=seeds)
 def test_against_float64_loops(seed):
     batch, _ = draw(seed)
     for name, got in run(batch).items():
-        want = loop(name, batch)
+        with np.errstate(invalid="ignore"):
+            want = loop(name, batch)
         np.testing.assert_array_equal(got["mask"], want["mask"], err_msg=name)
-        assert got["totals"] == want["totals"]
+        assert {k: got["totals"][k] for k in want["totals"]} == want["totals"]
         np.testing.assert_allclose(got["advantages"], want["advantages"], rtol=1e-3, atol=2e-5, err_msg=name)
-        if name == "ppo":
+        if "values" in TESTED[name].needs:
             np.testing.assert_allclose(got["returns"], want["returns"], rtol=1e-4, atol=1e-5)
 
 
@@ -237,13 +110,13 @@ def test_shards_of_whole_groups_make_the_whole(seed):
     empty = {"mask": parts["traj"].mask & real[..., None], "reward": np.where(real, parts["traj"].reward, 1e9)}
     parts["traj"] = parts["traj"]._replace(**empty)
     got, whole = jax.device_get(sharded(parts, HYPER)), run(batch)
-    for name in ROWS:
+    for name in POLICY:
         for key in ("advantages", "returns", "mask"):
             back = np.zeros_like(whole[name][key])
             back[index[real]] = got[name][key][real]
             np.testing.assert_allclose(back, whole[name][key], rtol=1e-5, atol=1e-5, err_msg=name)
-        for key, total in whole[name]["totals"].items():
-            np.testing.assert_array_equal(got[name]["totals"][key], np.full(SHARDS, total))
+        for key in ("tokens", "rows", "prompts"):
+            np.testing.assert_array_equal(got[name]["totals"][key], np.full(SHARDS, whole[name]["totals"][key]))
         np.testing.assert_allclose(got[name]["loss"].sum(), whole[name]["loss"], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
@@ -293,7 +166,9 @@ def batch_of(mask, reward, group, **fields):
         full[tuple(slice(n) for n in np.shape(x))] = x
         traj = traj._replace(**{name: full})
     zeros = np.zeros((B, T), np.float32)
-    return {"traj": traj, "logp": zeros, "final_values": zeros[:, 0], **{k: zeros for k in GIVEN if k != "final_values"}}
+    rows = {"final_values": zeros[:, 0], "baseline": zeros[:, 0], "anchor": np.zeros((B, T), np.int32)}
+    traj = traj._replace(parts=np.stack([traj.reward] * 2, axis=1))
+    return {"traj": traj, "logp": zeros, **{k: zeros for k in GIVEN}, **rows}
 
 
 @given(seed=seeds)
@@ -360,7 +235,8 @@ def test_groups_without_signal_leave_the_totals():
     mask[7] = False
     ready = run(batch_of(mask, [1.0, 1, 0, 1, np.nan, 1, 1, 0], [0, 0, 1, 1, 2, 2, 3, 3]))
     assert ready["dapo"]["mask"].any(1).tolist() == [False, False, True, True, False, False, False, False]
-    assert ready["dapo"]["totals"] == {"tokens": 6, "rows": 2} and ready["grpo"]["totals"] == {"tokens": 21, "rows": 7}
+    for name, totals in (("dapo", (6, 2, 1)), ("grpo", (21, 7, 4))):
+        assert tuple(ready[name]["totals"][k] for k in ("tokens", "rows", "prompts")) == totals
 
 
 def test_the_overlong_filter_is_a_switch():

@@ -271,3 +271,29 @@ def test_norm_scales_never_decay_in_either_layout():
         updates, _ = opt.update(zero, opt.init(tree), tree)
         moved = {jax.tree_util.keystr(path): bool(jnp.any(x != 0)) for path, x in jax.tree_util.tree_leaves_with_path(updates)}
         assert all(moves != ("scale" in name) for name, moves in moved.items()) and len(set(moved.values())) == 2
+
+
+def test_rows_that_know_who_drew_the_episodes_and_how_many_share_a_prompt():
+    """grpo_tis behind a sampler that lags: the ratio is to the policy before the update, so 1 on a single pass, where
+    grpo_no_kl's is to the sampler. magic's coefficient goes up by its step below the target and is floored at 0."""
+    names = ("grpo_tis", "grpo_no_kl", "magic", "dapo_prompt_mean")
+    cfg = PolicyConfig(env=BANDIT, model=MODEL, objectives=names, prompts=4, group=4, refresh=100, eval=EvalConfig(5, 4),
+                       optim=OptimConfig(learning_rate=0.1))
+    program = make_policy(cfg)
+    out = jax.jit(lambda s: jax.lax.scan(lambda s, _: program.step(s), s, None, length=4))
+    arm = lambda name, **more: out(program.init(jax.random.key(0), hyper_of(program, **{**cfg.arm(name), **more})))  # noqa: E731
+    _, tis = arm("grpo_tis")
+    _, plain = arm("grpo_no_kl")
+    np.testing.assert_allclose(tis["ratio"], 1, rtol=1e-5)
+    assert np.abs(np.asarray(plain["ratio"])[1:] - 1).max() > 1e-4
+    np.testing.assert_allclose(tis["loss"][0], plain["loss"][0], rtol=1e-4, atol=1e-6)
+    _, up = arm("magic", entropy_target=5.0, entropy_step=0.25)
+    trained = np.isfinite(up["entropy"])  # a batch without signal moves nothing
+    np.testing.assert_allclose(up["entropy_coef"], 0.25 * np.cumsum(trained), rtol=1e-6)
+    state, down = arm("magic", entropy_target=0.01, entropy_coef=0.3, entropy_step=0.25)
+    trained = np.isfinite(down["entropy"])
+    np.testing.assert_allclose(down["entropy_coef"], np.maximum(0.3 - 0.25 * np.cumsum(trained), 0), atol=1e-6)
+    np.testing.assert_allclose(state["hyper"]["entropy_last"], np.asarray(down["entropy"])[trained][-1], rtol=1e-5)
+    assert np.isfinite(arm("dapo_prompt_mean")[1]["loss"]).all()
+    with pytest.raises(ValueError, match="'grpo_token_weights' needs weights, which this program does not compute"):
+        PolicyConfig(env=BANDIT, model=MODEL, objectives=("grpo_token_weights",))

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 
+from jaxpt import errata
 from jaxpt.cli.options import Option, help_text, no_more, split
 from jaxpt.lab import catalogue
 from jaxpt.lab.errors import UserError, expected
@@ -13,7 +14,7 @@ KINDS = {  # kind -> () -> [(name, summary)]; a kind without a room yet is empty
     "envs": catalogue.environments,
     "laws": list,
     "invariants": list,
-    "errata": list,
+    "errata": lambda: [(row.name, errata.words(row)) for row in errata.ERRATA],
 }
 LIST = {"--json": Option(None, False, "for machines"), "--help": Option(None, False, "this text")}
 DESCRIBE = {
@@ -31,14 +32,27 @@ def list_command(words: Sequence[str]) -> int:
     no_more(rest, LIST)
     if kind not in KINDS:
         raise UserError(f"kind {kind!r} is unknown: {expected(kind, KINDS)}")
-    rows = KINDS[kind]()
     if values["--json"]:
-        print(json.dumps([{"name": name, "summary": summary} for name, summary in rows], indent=1))
-    elif not rows:
+        print(json.dumps(_records(kind), indent=1))
+        return 0
+    rows = KINDS[kind]()
+    if not rows:
         print(f"{kind}: none yet")
     else:
         _print_table(kind, rows)
     return 0
+
+
+def _records(kind: str) -> list[dict]:
+    """For machines. Objectives come with all that their rows say, which takes importing jax."""
+    if kind == "objectives":
+        from jaxpt.objectives import ROWS
+        from jaxpt.objectives.describe import record
+
+        return [record(row) for row in ROWS.values()]
+    if kind == "errata":
+        return [errata.record(row) for row in errata.ERRATA]
+    return [{"name": name, "summary": summary} for name, summary in KINDS[kind]()]
 
 
 def _print_table(kind: str, rows: Sequence[tuple[str, str]]) -> None:
@@ -48,7 +62,7 @@ def _print_table(kind: str, rows: Sequence[tuple[str, str]]) -> None:
     width = max(len(name) for name, _ in rows)
     room = max(30, shutil.get_terminal_size((110, 24)).columns - width - 2)
     for name, summary in rows:
-        lines = textwrap.wrap(summary, room) or [""]
+        lines = [line for text in summary.split("\n") for line in textwrap.wrap(text, room)] or [""]
         print(f"{name:{width}}  " + f"\n{'':{width}}  ".join(lines))
 
 

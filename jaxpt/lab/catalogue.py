@@ -3,6 +3,7 @@ without importing jax). A test holds the tables read against the tables imported
 
 import ast
 import importlib.util
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,10 +44,48 @@ def find(name: str) -> Entry:
 
 
 def objectives() -> list[tuple[str, str]]:
-    """(name, paper) of every `compose(name, paper, ...)` in the objectives' files."""
-    calls = [node for tree in _trees("objectives").values() for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    rows = [call.args for call in calls if isinstance(call.func, ast.Name) and call.func.id == "compose"]
-    return sorted((args[0].value, args[1].value) for args in rows)
+    """(name, paper) of every call, in the objectives' files, of a function that is declared to return a Row."""
+    trees = _trees("objectives")
+    makers = {f.name: [x.arg for x in f.args.args] for f in _functions(trees.values()) if _returns(f, "Row")}
+    everywhere = {name: value for tree in trees.values() for name, value in _names(tree)}  # a file may import another's
+    rows = []
+    for tree in trees.values():
+        words = everywhere | dict(_names(tree))
+        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+            if isinstance(call.func, ast.Name) and call.func.id in makers:
+                given = dict(zip(makers[call.func.id], call.args, strict=False)) | {k.arg: k.value for k in call.keywords}
+                if isinstance(given.get("name"), ast.Constant) and "paper" in given:
+                    rows.append((given["name"].value, _text(given["paper"], words)))
+    return sorted(rows)
+
+
+def _names(tree: ast.Module) -> list[tuple[str, ast.AST]]:
+    return [pair for node in tree.body if isinstance(node, ast.Assign) for pair in _named(node.targets[0], node.value)]
+
+
+def _named(target: ast.AST, value: ast.AST) -> Iterator[tuple[str, ast.AST]]:
+    """The names that an assignment gives, with their expressions."""
+    if isinstance(target, ast.Name):
+        yield target.id, value
+    elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        for each in zip(target.elts, value.elts, strict=True):
+            yield from _named(*each)
+
+
+def _text(node: ast.AST, words: Mapping[str, ast.AST]) -> str:
+    """The string that an expression of literals, sums, f-strings and names of the files stands for."""
+    match node:
+        case ast.Constant():
+            return str(node.value)
+        case ast.BinOp():
+            return _text(node.left, words) + _text(node.right, words)
+        case ast.JoinedStr():
+            return "".join(_text(part, words) for part in node.values)
+        case ast.FormattedValue():
+            return _text(node.value, words)
+        case ast.Name() if node.id in words:
+            return _text(words[node.id], words)
+    raise ValueError(f"line {node.lineno}: expected a text that can be read without running it")
 
 
 def environments() -> list[tuple[str, str]]:
@@ -56,6 +95,14 @@ def environments() -> list[tuple[str, str]]:
     functions = {f.name: f for tree in trees.values() for f in tree.body if isinstance(f, ast.FunctionDef)}
     names = [(key.value, value.id) for key, value in zip(table.keys, table.values, strict=True)]
     return sorted((name, _paragraph(ast.get_docstring(functions[function]) or "")) for name, function in names)
+
+
+def _functions(trees: Iterable[ast.Module]) -> Iterator[ast.FunctionDef]:
+    return (node for tree in trees for node in tree.body if isinstance(node, ast.FunctionDef))
+
+
+def _returns(function: ast.FunctionDef, what: str) -> bool:
+    return isinstance(function.returns, ast.Name) and function.returns.id == what
 
 
 def _trees(room: str) -> dict[str, ast.Module]:

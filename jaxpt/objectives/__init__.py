@@ -2,10 +2,15 @@
 
 import difflib
 
-from jaxpt.objectives import policy, supervised
+from jaxpt.objectives import (
+    distillation, lengths, peer_pairs, peers, policy, policy_advantages, policy_losses, preference, reward, supervised, unpaired,
+)
 from jaxpt.objectives.row import Row
 
-TABLES = (supervised.ROWS, policy.ROWS)
+TABLES = (
+    supervised.ROWS, policy.ROWS, policy_losses.ROWS, policy_advantages.ROWS, preference.ROWS, unpaired.ROWS, reward.ROWS,
+    distillation.ROWS, lengths.ROWS, peers.ROWS, peer_pairs.ROWS,
+)
 ROWS: dict[str, Row] = {row.name: row for table in TABLES for row in table}
 if len(ROWS) < sum(map(len, TABLES)):
     raise ValueError("two objectives have one name")

@@ -1,23 +1,43 @@
 """Rows in words: the formula with every constant, and how two rows differ, in words and on a probe batch."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxpt.objectives import get
+from jaxpt.objectives.papers import papers_of
+from jaxpt.objectives.probe import probe
 from jaxpt.objectives.row import Row
-from jaxpt.types import Trajectory, bare_trajectory
+
+WHERE = {  # what the formulas of a family leave unsaid
+    "policy_loss": "m_it = 1 where the policy chose the token; tokens, rows: totals of the whole batch",
+}
+PROBE = {"policy_loss": "2 groups of 4, lengths 3 to 8, off-policy by 0.5 nats a token"}
+
+
+def formula(row: Row) -> str:
+    """The row's formula with its constants filled in."""
+    return row.formula.format(**{k: f"{v:g}" for k, v in row.hyper.items()})
+
+
+def record(row: Row) -> dict:
+    """What `jaxpt list objectives --json` says of a row."""
+    papers = [{"title": paper.title, "link": paper.link} for paper in papers_of(row.paper)]
+    return {
+        "name": row.name, "family": row.family, "paper": row.paper, "papers": papers, "formula": formula(row),
+        "hyper": dict(row.hyper), "needs": list(row.needs), "claims": list(row.claims), "additive": row.additive,
+        "alias_of": row.alias_of or None,
+    }
 
 
 def describe(name: str) -> str:
     """Formula with all constants, parts in words, paper."""
     row = get(name)
-    lines = [row.name, f"  {row.paper}", ""]
-    lines += [f"  {line}" for line in row.formula.format(**{k: f"{v:g}" for k, v in row.hyper.items()}).split("\n")]
-    lines += ["  m_it = 1 where the policy chose the token; tokens, rows: totals of the whole batch", ""]
+    lines = [f"{row.name} ({row.family})", f"  {row.paper}"]
+    lines += [f"  {paper.title}, {paper.link}" for paper in papers_of(row.paper)] + [""]
+    lines += [f"  {line}" for line in formula(row).split("\n")]
+    lines += [f"  {WHERE[row.family]}", ""] if row.family in WHERE else [""]
     lines += [f"  {kind:<14} {words}" for kind, words in row.parts.items()]
     constants = ", ".join(f"{k} = {v:g}" for k, v in row.hyper.items()) or "none"
-    lines += ["", f"  constants      {constants}", f"  needs          {', '.join(row.needs)}"]
+    lines += ["", f"  constants      {constants}", f"  needs          {', '.join(row.needs) or 'no more'}"]
     lines += [f"  additive       {'yes' if row.additive else 'no'}", f"  claims         {', '.join(row.claims) or 'none'}"]
     return "\n".join(lines)
 
@@ -25,6 +45,8 @@ def describe(name: str) -> str:
 def difference(name_a: str, name_b: str) -> str:
     """Where two rows differ, part by part, and what that does on one fixed batch."""
     a, b = get(name_a), get(name_b)
+    if a.family != b.family:
+        raise ValueError(f"{a.name} is of family {a.family}, {b.name} of {b.family}: expected rows of one family")
     lines = [f"{a.name} against {b.name}", ""]
     for kind in {**a.parts, **b.parts}:
         words_a, words_b = (row.parts.get(kind, "absent") for row in (a, b))
@@ -36,46 +58,14 @@ def difference(name_a: str, name_b: str) -> str:
             lines.append(f"  {constant}: {values[0]} against {values[1]}")
     if len(lines) == 2:
         lines.append("  the same parts and constants")
-    value_a, grad_a = probe(a)
-    value_b, grad_b = probe(b)
+    (value_a, grads_a), (value_b, grads_b) = probe(a), probe(b)
+    grad_a, grad_b = (np.concatenate([np.ravel(g[k]) for k in sorted(g)]) for g in (grads_a, grads_b))
     norm_a, norm_b = np.linalg.norm(grad_a), np.linalg.norm(grad_b)
     cosine = float(np.sum(grad_a * grad_b) / max(norm_a * norm_b, 1e-30))
     lines += [
-        "", "  on the probe batch (2 groups of 4, lengths 3 to 8, off-policy by 0.3 nats a token):",
-        f"    loss            {value_a:+.5f}   {value_b:+.5f}",
-        f"    |d loss/d logp| {norm_a:.5f}    {norm_b:.5f}",
+        "", f"  on the probe batch ({PROBE.get(a.family, 'fixed, with holes in the masks')}):",
+        f"    value            {np.sum(value_a):+.5f}   {np.sum(value_b):+.5f}",
+        f"    |gradient|        {norm_a:.5f}    {norm_b:.5f}",
         f"    cosine of the two gradients {cosine:+.4f}",
     ]
     return "\n".join(lines)
-
-
-def probe_batch() -> tuple[Trajectory, dict[str, jax.Array]]:
-    """A fixed batch with everything that tells rows apart: lengths, masked slots, off-policy ratios."""
-    rng = np.random.default_rng(0)
-    B, T = 8, 9
-    length = np.array([4, 9, 6, 8, 5, 9, 7, 4])
-    mask = (np.arange(T)[None] > 0) & (np.arange(T)[None] < length[:, None]) & (rng.random((B, T)) < 0.85)
-    mask[:, 1] = True
-    logp = rng.normal(-1.2, 0.5, (3, B, T)).clip(max=-0.01)
-    logp[1:] = logp[0] + rng.normal(0, 0.3, (2, B, T))
-    traj = bare_trajectory(
-        jnp.zeros((B, T), jnp.int32), jnp.asarray(mask), reward=jnp.asarray([1.0, 0, 0, 1, 0, 0, 1, 0]),
-        old_logp=jnp.asarray(logp[1], jnp.float32), group=jnp.arange(B) // 4, length=jnp.asarray(length),
-    )
-    stats = {"logp": logp[0], "ref_logp": logp[2], "entropy": -logp[0], "values": rng.random((B, T))}
-    return traj, {name: jnp.asarray(x, jnp.float32) for name, x in stats.items()}
-
-
-def probe(row: Row) -> tuple[float, np.ndarray]:
-    """Loss and its gradient with respect to logp on the probe batch."""
-    traj, stats = probe_batch()
-
-    @jax.jit
-    @jax.value_and_grad
-    def loss(logp):
-        ready = row.prepare(traj, ref_logp=stats["ref_logp"], values=stats["values"])
-        extra = {k: stats[k] for k in row.needs if k in ("ref_logp", "entropy")}
-        return row.loss(logp, traj.old_logp, ready["advantages"], ready["mask"], totals=ready["totals"], **extra)[0]
-
-    value, grad = loss(stats["logp"])
-    return float(value), np.asarray(grad)

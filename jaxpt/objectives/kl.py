@@ -2,9 +2,11 @@
 joschu.net/blog/kl-approx.html): which value is reported, whose gradient pulls, and where it stands.
 
 VALUE      k1 = log pi/ref, unbiased, either sign; k2 = k1^2 / 2, biased, >= 0; k3 = ref/pi - 1 - log ref/pi,
-           unbiased while samples come from pi, >= 0.
+           unbiased while samples come from pi, >= 0; |k1|, biased, >= 0. Of the other direction, KL(ref || pi):
+           `forward`, unbiased while samples come from pi, >= 0.
 GRADIENT   as a loss on samples of pi, the expected gradient of k1 is exactly 0, of k3 that of KL(ref || pi), and
-           of k2 that of KL(pi || ref) of each visited state; `score` is that gradient off-policy.
+           of k2 that of KL(pi || ref) of each visited state; off-policy, `score` is that gradient, and so is that of
+           any unbiased value times the importance ratio (`importance`).
 PLACEMENT  in the loss, a token answers for its own state alone; in the reward, for all that follows, which is the
            gradient of the KL of whole sequences.
 """
@@ -32,6 +34,20 @@ def k3(logp: Array, ref_logp: Array) -> Array:
     return exp_excess(ref_logp - logp)
 
 
+def absolute(logp: Array, ref_logp: Array) -> Array:
+    """|log pi - log ref|, of gradient 0 where they are equal."""
+    change = logp - ref_logp
+    return change * stop(jnp.sign(change))
+
+
+def forward(logp: Array, ref_logp: Array) -> Array:
+    """r log r - (r - 1), r = ref/pi: KL(ref || pi) on samples of pi (Schulman 2020, last section). Tail as k3's."""
+    d = ref_logp - logp
+    near = jnp.abs(d) < 1.0
+    small, large = jnp.where(near, d, 0.0), jnp.where(near, 1.0, d)
+    return jnp.where(near, jnp.exp(small) * exp_excess(-small), bounded_exp(large) * (large - 1.0) + 1.0)
+
+
 def own_gradient(value, logp: Array, old_logp: Array, ref_logp: Array) -> Array:
     """The value, differentiated as it stands."""
     return value(logp, ref_logp)
@@ -48,6 +64,11 @@ def score_gradient(value, logp: Array, old_logp: Array, ref_logp: Array) -> Arra
     samples of pi_old."""
     weight = stop(bounded_exp(logp - old_logp) * k1(logp, ref_logp))
     return stop(value(logp, ref_logp)) + weight * (logp - stop(logp))
+
+
+def importance_gradient(value, logp: Array, old_logp: Array, ref_logp: Array) -> Array:
+    """pi/pi_old times the value, differentiated as it stands (DeepSeek-AI 2025, arXiv 2512.02556, section 3.1)."""
+    return bounded_exp(logp - old_logp) * value(logp, ref_logp)
 
 
 def adapted(beta: Array, kl: Array, *, kl_target: Array, kl_horizon: Array, rows: float) -> Array:

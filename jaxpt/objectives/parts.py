@@ -1,7 +1,9 @@
-"""The parts an objective is made of, by kind: a function, its formula and its words.
+"""The parts an objective is made of, by kind: a function, its formula and its words. Those of rewards and advantages
+are here, those of the loss in loss_parts.py.
 
 What `describe` prints is made of the same pieces as what is computed. {constants} in a formula are filled from
-the row's hyper; `uses` names the constants a part needs.
+the row's hyper; `uses` names the constants a part needs, `reads` what its function is given beyond the arrays of its
+kind. A part that is not `additive` looks at all rows that are given together, so partial losses do not add up.
 """
 
 from collections.abc import Callable
@@ -10,7 +12,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from jaxpt.objectives import advantages as adv
-from jaxpt.objectives import kl, ratios, reduction, shaping, surrogates, value
+from jaxpt.objectives import credit, normalisation, shaping, value
 from jaxpt.types import Array, Trajectory
 
 
@@ -19,6 +21,8 @@ class Part(NamedTuple):
     formula: str
     words: str
     uses: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+    additive: bool = True
 
 
 class Penalty(NamedTuple):
@@ -30,7 +34,8 @@ class Penalty(NamedTuple):
     controller: str = "fixed"
 
 
-# rewards [B] of one slot of every row, group [B] -> advantages [B]
+# rewards [N] of what is compared, group [N] -> advantages [N]; see advantages.py for the contract. What a part reads
+# beyond that: length, outcome [B] of rows, traj.parts; baseline, anchor and process as given to prepare; total.
 ADVANTAGES = {
     "constant": Part(adv.constant, "A_i = 1", "every token counts +1"),
     "monte_carlo": Part(adv.monte_carlo, "A_i = r_i", "the reward itself, no baseline"),
@@ -43,6 +48,38 @@ ADVANTAGES = {
         "A_i = (r_i - mean_g r) / (std_g r + {std_eps}), std_g over n - {ddof}",
         "reward minus the group's mean, over the group's standard deviation",
         ("std_eps", "ddof"),
+    ),
+    "standardised_parts": Part(
+        adv.standardised_parts,
+        "A_i = sum_q (r_iq - mean_g r_q) / (std_g r_q + {std_eps}) over the parts q of the reward, std_g over n - {ddof}",
+        "each part of the reward minus its group's mean, over its own standard deviation",
+        ("std_eps", "ddof"), reads=("parts",),
+    ),
+    "above_baseline": Part(
+        adv.above_baseline, "A_i = r_i - b_i, b_i the reward of the greedy answer to the prompt",
+        "reward minus that of the greedy answer", reads=("baseline",),
+    ),
+    "less_length_weighted": Part(
+        adv.less_length_weighted, "A_i = r_i - sum_g n_j r_j / sum_g n_j",
+        "reward minus the group's mean weighed by length", reads=("length",),
+    ),
+    "over_mean": Part(
+        adv.over_mean, "A_i = (r_i - mean_g r) / mean_g r, 0 where mean_g r <= 0",
+        "reward minus the group's mean, over the group's mean",
+    ),
+    "pass_at_k": Part(
+        adv.pass_at_k,
+        "A_i = (F - [0 if r_i > 0 else C(f-1,{k}-1) / C(n-1,{k}-1)]) / sqrt(F (1 - F)), F = C(f,{k}) / C(n,{k}), "
+        "f of n fail",
+        "standardised success of draws of k from the group, shared among their members", ("k",),
+    ),
+    "best_of_k": Part(
+        adv.best_of_k, "A_i = {k} mean over J of max(0, r_i - max_J r), J: {k} - 1 other members of the group",
+        "what the sample adds to the best of k", ("k",),
+    ),
+    "exponential": Part(
+        adv.exponential, "A_i = min(exp((r_i - mean_g r) / {temperature}), {weight_max})",
+        "a weight that grows exponentially with the reward above the group's mean", ("temperature", "weight_max"),
     ),
 }
 
@@ -57,6 +94,12 @@ def _gae(
     return value.gae(rewards, values, mask, gamma, lam, bootstrap * final_values)
 
 
+def _n_step(
+    rewards: Array, values: Array, mask: Array, final_values: Array, *, gamma: float, n_steps: float, bootstrap: float
+) -> Array:
+    return value.n_step(rewards, values, mask, gamma, n_steps, bootstrap * final_values)
+
+
 # rewards, values, mask [B,T], final_values [B] (0 unless truncated) -> advantages [B,T], every decision a step
 STEPWISE = {
     "returns": Part(
@@ -68,18 +111,66 @@ STEPWISE = {
         "generalized advantage estimation over trainable tokens, with a critic",
         ("gamma", "lam", "bootstrap"),
     ),
+    "n_step": Part(
+        _n_step,
+        "A_it = sum_(s<{n_steps}) {gamma}^s r_it+s + {gamma}^{n_steps} V_it+{n_steps} - V_it, "
+        "V behind a truncated row: {bootstrap} V",
+        "reward of the next n trainable tokens and what a critic expects behind them, less its value",
+        ("gamma", "n_steps", "bootstrap"),
+    ),
 }
+WITH_CRITIC = ("gae", "n_step")
+# (of, rewards [B,T], trajectory) -> advantages [B,T], of(worth [N], group [N]) an advantage from above
 CREDITS = {
-    "trajectory": Part(None, "", "one advantage for the whole response"),
-    "turn": Part(None, "r_i: reward from the beginning of the turn on", "one advantage a turn, among the same turns of the group"),
-    "token": Part(None, "r_i: reward from the token on", "one advantage a token, among the same places of the group"),
+    "trajectory": Part(credit.trajectory, "", "one advantage for the whole response"),
+    "turn": Part(
+        credit.turn, "r_i: reward from the beginning of the turn on",
+        "one advantage a turn, among the same turns of the group",
+    ),
+    "token": Part(
+        credit.token, "r_i: reward from the token on", "one advantage a token, among the same places of the group"
+    ),
+    "steps": Part(
+        credit.steps,
+        "r_i: reward of a turn, g: all turns of the group; A_it := sum of A over the token's turn and those behind",
+        "one advantage a turn, among all turns of the group, summed from the token's own on",
+    ),
+    "anchor_state": Part(
+        credit.anchor_state,
+        "A_it := A_i + {step_weight} A of the turn, r_i there: reward from it on, discounted by {gamma} a turn, "
+        "g: turns of the group that begin in the same state",
+        "one for the whole response and one a turn, among turns that begin in the same state",
+        ("gamma", "step_weight"), reads=("anchor",),
+    ),
+    "channels": Part(
+        credit.channels,
+        "A_it := A_i of the outcome + {path_weight} tokens/(tokens of turns with a verified reward) p_it, "
+        "p_it that of the turn",
+        "the outcome for the whole response, verified rewards at their turn, each over its own tokens",
+        ("path_weight",), reads=("outcome", "process", "total"),
+    ),
     "step": Part(None, "", "every decision is a step of its own"),
 }
-NORMALISATIONS = {
+NORMALISATIONS = {  # advantages [B,T], rewards [B], group [B], mask [B,T], total -> advantages [B,T]
     "none": Part(None, "", "advantages as they are"),
     "batch": Part(
-        value.whiten, "A_it := (A_it - mean A) / sqrt(var A + {std_eps}^2) over the batch's tokens",
+        normalisation.tokens_whitened, "A_it := (A_it - mean A) / sqrt(var A + {std_eps}^2) over the batch's tokens",
         "whitened over the whole batch", ("std_eps",),
+    ),
+    "batch_rows": Part(
+        normalisation.rows_whitened, "A_i := (A_i - mean A) / sqrt(var A + {std_eps}^2) over the batch's rows",
+        "whitened over the rows of the batch", ("std_eps",),
+    ),
+    "batch_mean": Part(
+        normalisation.less_batch_mean, "A_i := A_i - mean of r over the batch's rows", "minus the batch's mean reward"
+    ),
+    "batch_deviation": Part(
+        normalisation.over_batch_deviation, "A_i := A_i / (std r + {std_eps}) over the batch's rows, std over n - 1",
+        "over the standard deviation of the batch's rewards", ("std_eps",),
+    ),
+    "signal_share": Part(
+        normalisation.over_share_with_signal, "A_i := A_i rows / (rows of groups whose rewards differ)",
+        "scaled up by the share of rows that carry a signal",
     ),
 }
 
@@ -123,65 +214,6 @@ FILTERS = {  # trajectory, mask [B,T] -> mask [B,T]
         shaping.without_overlong, "m_it = 0 in truncated rows (weight {overlong_filter})",
         "rows that the budget did not end", ("overlong_filter",),
     ),
-}
-RATIOS = {
-    "none": Part(ratios.no_ratio, "", "no importance ratio"),
-    "token": Part(ratios.token_ratio, "rho_it = exp(logp_it - old_logp_it)", "importance ratio of each token"),
-    "sequence": Part(
-        ratios.sequence_ratio, "rho_it = s_i = exp(1/n_i sum_t (logp_it - old_logp_it))",
-        "geometric mean of the row's ratios, one for all its tokens",
-    ),
-    "sequence_token": Part(
-        ratios.sequence_token_ratio, "rho_it = sg(s_i) exp(logp_it - sg(logp_it)), s_i = exp(1/n_i sum_t (logp_it - old_logp_it))",
-        "the row's ratio in value, the token's own in gradient",
-    ),
-}
-SURROGATES = {
-    "score": Part(surrogates.score, "-A_it logp_it", "score function, no clip"),
-    "clipped": Part(
-        surrogates.clipped,
-        "-min(rho_it A_it, clip(rho_it, 1 - {eps_low}, 1 + {eps_high}) A_it)",
-        "pessimistic clip of the ratio",
-        ("eps_low", "eps_high"),
-    ),
-}
-REDUCTIONS = {
-    "token_mean": Part(reduction.token_mean, "1/tokens sum_i sum_t", "every token weighs the same"),
-    "sequence_mean": Part(
-        reduction.sequence_mean, "1/rows sum_i 1/n_i sum_t", "every sequence weighs the same, whatever its length"
-    ),
-    "sequence_sum": Part(reduction.sequence_sum, "1/rows sum_i sum_t", "tokens of a sequence are summed"),
-    "budget_mean": Part(
-        reduction.budget_mean, "1/(rows {max_length}) sum_i sum_t", "tokens are summed, over a constant budget", ("max_length",)
-    ),
-}
-KL_VALUES = {
-    "none": Part(None, "", "no KL term"),
-    "k1": Part(kl.k1, "k_it = logp_it - ref_logp_it", "k1 towards the reference", ("beta",)),
-    "k2": Part(kl.k2, "k_it = (logp_it - ref_logp_it)^2 / 2", "k2 towards the reference", ("beta",)),
-    "k3": Part(kl.k3, "k_it = exp(d_it) - 1 - d_it, d_it = ref_logp_it - logp_it", "k3 towards the reference", ("beta",)),
-}
-KL_GRADIENTS = {
-    "own": Part(kl.own_gradient, "", "differentiated as it stands"),
-    "k2": Part(kl.k2_gradient, "grad k_it := (logp_it - ref_logp_it) grad logp_it", "pulling as k2"),
-    "score": Part(
-        kl.score_gradient, "grad k_it := rho_it (logp_it - ref_logp_it) grad logp_it", "pulling as the reverse KL, off-policy too"
-    ),
-}
-KL_PLACEMENTS = {
-    "loss": Part(None, "+ {beta} k_it", "added to the loss of its token"),
-    "reward": Part(None, "r_it := r_it - {beta} k_it at the sampler's logp", "taken from the reward of its token"),
-}
-KL_CONTROLLERS = {
-    "fixed": Part(None, "", "beta is constant"),
-    "adaptive": Part(
-        kl.adapted, "beta := beta (1 + clip(KL / {kl_target} - 1, -0.2, 0.2) rows / {kl_horizon}) after every batch",
-        "beta follows a target KL", ("kl_target", "kl_horizon"),
-    ),
-}
-ENTROPIES = {
-    "none": Part(None, "", "no entropy bonus"),
-    "bonus": Part(None, "- {entropy_coef} H_it", "entropy of the policy's distribution, rewarded", ("entropy_coef",)),
 }
 CRITICS = {
     "none": Part(None, "", "no critic"),

@@ -100,7 +100,7 @@ DAPO = compose(
 )
 DAPO_SEQUENCE_MEAN = compose(
     "dapo_sequence_mean",
-    "as dapo, with GRPO's reduction in place of the token-level loss (the ladder of Yu et al. 2025, table 1)",
+    "as dapo, with GRPO's reduction in place of the token-level loss (the ladder of Yu et al. 2025, arXiv 2503.14476, table 1)",
     reduction="sequence_mean", **DAPO_PARTS, claims=("additive",),
 )
 

@@ -75,9 +75,10 @@ def _logits(hidden: Array, W: Array, temperature: float | Array, kept: Array | N
 
 
 def _statistic(name: str, logits: Array, token: Array, reference: Array | None) -> Array:
-    lse = jax.nn.logsumexp(logits, axis=-1)
+    logits, top = _centred(logits)
+    lse = jnp.log(jnp.sum(jnp.exp(logits), axis=-1))
     if name == "logsumexp":
-        return lse
+        return lse + top
     if name == "logp":
         return jnp.take_along_axis(logits, token[:, None], axis=-1)[:, 0] - lse
     # p log p is 0 where p is 0, although log p is -inf there: take such entries out before arithmetic.
@@ -86,6 +87,14 @@ def _statistic(name: str, logits: Array, token: Array, reference: Array | None) 
     p = jnp.where(alive, jnp.exp(logp), 0.0)
     if name == "entropy":
         return -jnp.sum(p * logp, axis=-1)
+    reference, _ = _centred(reference)
     absent = jnp.any(alive & ~(reference > -jnp.inf), axis=-1)  # mass where the other has none: KL = inf
-    other = jnp.where(reference > -jnp.inf, reference, 0.0) - jax.nn.logsumexp(reference, axis=-1)[:, None]
+    other = jnp.where(reference > -jnp.inf, reference, 0.0) - jnp.log(jnp.sum(jnp.exp(reference), axis=-1))[:, None]
     return jnp.where(absent, jnp.inf, jnp.sum(p * (logp - other), axis=-1))
+
+
+def _centred(logits: Array) -> tuple[Array, Array]:
+    """Logits less their largest, and it: the digits of large logits are lost here and not in a difference later."""
+    top = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
+    top = jnp.where(top > -jnp.inf, top, 0.0)
+    return logits - top[:, None], top

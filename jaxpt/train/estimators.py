@@ -16,7 +16,7 @@ from jaxpt.objectives import get
 from jaxpt.ops.masked import safe_div
 from jaxpt.train.expected import expected_gradient
 from jaxpt.train.program import Program
-from jaxpt.train.rows import constants
+from jaxpt.train.rows import check_rows, constants
 from jaxpt.types import Array
 
 
@@ -31,8 +31,7 @@ class EstimatorConfig:
     learning_rate: float = 4.0  # of the ascent on exact J that makes the path
 
     def __post_init__(self):
-        for name in self.objectives:
-            get(name)
+        check_rows(self.objectives, ("logp", "ref_logp", "entropy", "values", "prompt_tokens"))
 
 
 def make_estimators(cfg: EstimatorConfig) -> Program:

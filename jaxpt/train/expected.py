@@ -32,8 +32,9 @@ def expected_gradient(
     """Mean and variance of the row's gradient at `logits`, over all batches of `groups` x `group` leaves.
 
     Args:
-      logits, behaviour, reference: [nodes,V]; who is trained, who draws the batches and gives old_logp, and the
-        KL's reference. None: the policy itself, as a constant.
+      logits, behaviour, reference: [nodes,V]; who is trained, who draws the batches and gives old_logp (sampler_logp to
+        rows that need it: old_logp is the trained one's then), and the KL's reference. None: the policy itself, as a
+        constant.
       values: [nodes] a critic's values, for rows that need one (exact.node_values are the true ones).
       chunk: batches computed at once; memory grows with chunk x groups x group x T x nodes x V.
 
@@ -44,8 +45,10 @@ def expected_gradient(
     if batches + chunk > jnp.iinfo(jnp.int32).max:
         raise ValueError(f"{leaves.reward.shape[0]} leaves in batches of {size}: {batches} are too many")
     behaviour, reference = (stop(logits if x is None else x) for x in (behaviour, reference))
-    old_logp, ref_logp = exact.leaf_logp(behaviour, leaves), exact.leaf_logp(reference, leaves)
-    chosen_logp = jnp.sum(old_logp, axis=1)
+    drawn_logp, ref_logp = exact.leaf_logp(behaviour, leaves), exact.leaf_logp(reference, leaves)
+    corrects = "sampler_logp" in row.needs
+    old_logp = exact.leaf_logp(stop(logits), leaves) if corrects else drawn_logp
+    chosen_logp = jnp.sum(drawn_logp, axis=1)
 
     def statistics(logits: Array) -> dict[str, Array]:
         stats = {"logp": exact.leaf_logp(logits, leaves)}
@@ -62,13 +65,14 @@ def expected_gradient(
             old_logp=old_logp[members], group=jnp.arange(size) // group, length=leaves.length[members],
         )
         given = {"ref_logp": ref_logp[members]} if "ref_logp" in row.needs else {}
+        sampled = {"sampler_logp": drawn_logp[members]} if corrects else {}
         critic = {"values": values[leaves.node[members]]} if "values" in row.needs else {}
         ready = row.prepare(traj, **given, **critic, **hyper)
 
         def loss(stats):
             return row.loss(
                 stats["logp"], traj.old_logp, ready["advantages"], ready["mask"], totals=ready["totals"],
-                entropy=stats.get("entropy"), **given, **hyper,
+                entropy=stats.get("entropy"), prompt_tokens=ready["prompt_tokens"], **given, **sampled, **hyper,
             )[0]
 
         pull = jax.grad(loss)({name: x[members] for name, x in now.items()})

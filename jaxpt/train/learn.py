@@ -42,15 +42,17 @@ def imitate(
 
 
 def learn(
-    cfg: Any, model: Model, rows: list[Row], layout: Layout, state: dict, traj: Trajectory, ready: dict, stats: dict
+    cfg: Any, model: Model, rows: list[Row], layout: Layout, state: dict, traj: Trajectory, ready: dict, stats: dict,
+    sampler_logp: Array,
 ) -> tuple[dict, Array, Array, Metrics]:
     """epochs x minibatches updates of the policy and, where a row needs one, the critic.
 
-    ready, stats: what `prepare` made and what it was given. -> (state, mean loss, mean gradient norm, metrics).
+    ready, stats: what `prepare` made and what it was given; sampler_logp [B,T]: under whoever drew the episodes.
+    -> (state, mean loss, mean gradient norm, metrics).
     """
     batch = {
-        "tokens": traj.tokens, "length": traj.length, "old_logp": traj.old_logp, "mask": ready["mask"],
-        "advantages": ready["advantages"],
+        "tokens": traj.tokens, "length": traj.length, "old_logp": traj.old_logp, "sampler_logp": sampler_logp,
+        "mask": ready["mask"], "advantages": ready["advantages"], "prompt_tokens": ready["prompt_tokens"],
     }
     batch |= {"support": traj.support} if traj.support is not None else {}
     batch |= {"ref_logp": stats["ref_logp"]} if "ref_logp" in stats else {}
@@ -59,7 +61,7 @@ def learn(
 
     def update(state, number):
         part = jax.tree.map(lambda x: x[number % cfg.minibatches], parts)
-        totals = layout.total(totals_of(part["mask"]))
+        totals = layout.total(totals_of(part["mask"], part["prompt_tokens"]))
         trained = {name: state[name] for name in ("params", "critic") if name in state}
         loss = lambda trained, part: _loss(cfg, model, rows, state["hyper"], totals, trained, part)  # noqa: E731
         loss, metrics, grads = layout.total(accumulate(loss, trained, part, cfg.micro))
@@ -95,7 +97,7 @@ def _loss(cfg, model, rows, hyper, totals, trained, part) -> tuple[Array, Metric
         def run(logp, entropy, part, totals):
             return row.loss(
                 logp, part["old_logp"], part["advantages"], mask, totals=totals, ref_logp=part.get("ref_logp"),
-                entropy=entropy, **own(row, hyper),
+                entropy=entropy, sampler_logp=part["sampler_logp"], prompt_tokens=part["prompt_tokens"], **own(row, hyper),
             )
 
         return run

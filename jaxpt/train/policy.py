@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpt.models import ModelConfig, make_model
-from jaxpt.objectives import get
+from jaxpt.objectives import entropy, get
 from jaxpt.objectives.kl import adapted
 from jaxpt.ops.masked import keep, masked_sum, safe_div
 from jaxpt.ops.sampling import row_keys, sampler
@@ -19,8 +19,9 @@ from jaxpt.train.critic import CriticConfig, critic_values, init_critic
 from jaxpt.train.optim import OptimConfig, make_optimizer
 from jaxpt.train.parallel import ONE, Layout
 from jaxpt.train.program import Program
-from jaxpt.train.rows import arm, follow, leaves, of_row, own, when
+from jaxpt.train.rows import arm, check_rows, follow, leaves, of_row, own, when
 
+COMPUTED = ("logp", "ref_logp", "entropy", "values", "sampler_logp", "prompt_tokens")  # of what rows need
 CRITIC = 2**31 - 1  # what a run's key is folded with for a critic's fresh parameters; steps stay below it
 
 
@@ -45,8 +46,7 @@ class PolicyConfig:
 
     def __post_init__(self):
         spec = self.env.make().spec
-        for name in self.objectives:
-            get(name)
+        check_rows(self.objectives, COMPUTED)
         if not self.objectives:
             raise ValueError("objectives: expected at least one row")
         common.check_positive(self, "prompts", "group", "temperature", "minibatches", "epochs")
@@ -73,6 +73,7 @@ def make_policy(cfg: PolicyConfig, layout: Layout = ONE) -> Program:
     needed = {what for row in rows for what in row.needs}
     selects = any("max_rounds" in row.hyper for row in rows)
     adapts = any("kl_target" in row.hyper for row in rows)
+    adapts_entropy = any("entropy_target" in row.hyper for row in rows)
     weights = jnp.asarray([cfg.signal_rewards.get(name, 0.0) for name in env.spec.signals], jnp.float32)
 
     def init(key, hyper, start=None):
@@ -102,12 +103,17 @@ def make_policy(cfg: PolicyConfig, layout: Layout = ONE) -> Program:
         """What `prepare` asks for beyond the episodes; zeros where the followed row does not need it."""
         hyper, zeros = state["hyper"], jnp.zeros(traj.mask.shape)
         stats = {"process": traj.signals @ weights} if cfg.signal_rewards else {}
-        if "ref_logp" in needed:
-            def referred():
-                batch = {"tokens": traj.tokens} | ({} if traj.support is None else {"support": traj.support})
-                return common.decision_stats(model, state["reference"], batch, ("logp",), cfg.temperature)["logp"]
 
+        def logp_under(params):
+            batch = {"tokens": traj.tokens} | ({} if traj.support is None else {"support": traj.support})
+            return common.decision_stats(model, params, batch, ("logp",), cfg.temperature)["logp"]
+
+        if "ref_logp" in needed:
+            referred = lambda: logp_under(state["reference"])  # noqa: E731
             stats["ref_logp"] = when(rows, hyper, lambda r: "ref_logp" in r.needs, referred, lambda: zeros)
+        if "sampler_logp" in needed:  # the policy that is trained is old_logp then, whoever has drawn the episodes
+            own_logp = lambda: logp_under(state["params"])  # noqa: E731
+            stats["old_logp"] = when(rows, hyper, lambda r: "sampler_logp" in r.needs, own_logp, lambda: traj.old_logp)
         if "values" in needed:
             def valued():
                 hidden = model.forward(state["params"], traj.tokens)[0] if cfg.critic.trunk == "shared" else None
@@ -131,10 +137,11 @@ def make_policy(cfg: PolicyConfig, layout: Layout = ONE) -> Program:
             state = {**state, "sampler": jax.tree.map(renew, state["params"], state["sampler"])}
         traj, episodes = collect(lambda key: rollout(state, key), key, cfg.group, limit, layout.total)
         stats = score(state, traj)
+        sampler_logp, traj = traj.old_logp, traj._replace(old_logp=stats.pop("old_logp", traj.old_logp))
         ready = follow(
             rows, hyper, lambda r: lambda traj, stats: r.prepare(traj, total=layout.total, **stats, **own(r, hyper)), traj, stats
         )
-        state, loss, norm, metrics = learn.learn(cfg, model, rows, layout, state, traj, ready, stats)
+        state, loss, norm, metrics = learn.learn(cfg, model, rows, layout, state, traj, ready, stats, sampler_logp)
         episodes = layout.total(episodes)
         drawn, _ = episodes.pop("generated")
         rounds = episodes["rounds"][0] / layout.shards if selects else 1.0
@@ -142,6 +149,8 @@ def make_policy(cfg: PolicyConfig, layout: Layout = ONE) -> Program:
             episodes["rounds"] = (rounds, jnp.float32(1))
         if adapts:
             state, metrics["beta"] = _adapt_beta(state, traj, ready, stats)
+        if adapts_entropy:
+            state, metrics["entropy_coef"] = _adapt_entropy(state, *metrics["entropy"])
         state = {**state, "generated": state["generated"] + drawn}
         once, each = (of_row(rows, hyper, lambda r, part=part: float(_flops(cfg, r)[part])) for part in (0, 1))
         state, out = common.finish_step(
@@ -159,6 +168,18 @@ def make_policy(cfg: PolicyConfig, layout: Layout = ONE) -> Program:
         )
         beta = jnp.where(of_row(rows, hyper, lambda r: "kl_target" in r.hyper), moved, hyper["beta"])
         return {**state, "hyper": {**hyper, "beta": beta}}, (beta, jnp.float32(1))
+
+    def _adapt_entropy(state, total, count):
+        """The controller's next coefficient, and the entropy of this batch's updates, which decides if it is at work. A
+        batch that trained on nothing changes neither."""
+        hyper, mean = state["hyper"], safe_div(total, count)
+        moved = entropy.adapted(
+            hyper["entropy_coef"], mean, entropy_target=hyper["entropy_target"], entropy_step=hyper["entropy_step"]
+        )
+        follows = of_row(rows, hyper, lambda r: "entropy_target" in r.hyper) & (count > 0)
+        new = {"entropy_coef": moved, "entropy_last": mean}
+        hyper = {**hyper, **{name: jnp.where(follows, x, hyper[name]) for name, x in new.items()}}
+        return {**state, "hyper": hyper}, (hyper["entropy_coef"], jnp.float32(1))
 
     hyper = {"learning_rate": cfg.optim.learning_rate, "reward_noise": cfg.reward_noise, **leaves(cfg.objectives, env.spec)}
     low, high = cfg.env.levels
@@ -180,8 +201,7 @@ def _flops(cfg: PolicyConfig, row) -> tuple[int, int]:
     """Product FLOPs of a step: what is done once, and what every round of episodes costs."""
     spec, rows = cfg.env.make().spec, cfg.prompts * cfg.group
     once = cfg.epochs * update_flops(cfg.model, spec, rows)
-    if "ref_logp" in row.needs:
-        once += scoring_flops(cfg.model, spec, rows)
+    once += sum(scoring_flops(cfg.model, spec, rows) for what in ("ref_logp", "sampler_logp") if what in row.needs)
     if "values" in row.needs and cfg.critic.trunk == "own":
         once += (1 + 3 * cfg.epochs) * value_flops(cfg.critic.model or cfg.model, spec, rows)
     return once, rollout_flops(cfg.model, spec, cfg.prompts, cfg.group)

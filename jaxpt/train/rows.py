@@ -14,6 +14,14 @@ from jaxpt.objectives.row import Row
 from jaxpt.types import Array
 
 
+def check_rows(objectives: Sequence[str], computed: Sequence[str]):
+    """ValueError where a name is unknown or its row needs what a program does not compute."""
+    for name in objectives:
+        further = [what for what in get(name).needs if what not in computed]
+        if further:
+            raise ValueError(f"objectives: {name!r} needs {further[0]}, which this program does not compute")
+
+
 def constants(row: Row, spec: Spec) -> dict[str, float]:
     """The row's constants, those in tokens scaled to the response budget of the environment."""
     own = dict(row.hyper)

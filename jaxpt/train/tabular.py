@@ -15,7 +15,7 @@ from jaxpt.objectives import get
 from jaxpt.objectives.value import clipped_value_loss
 from jaxpt.train.common import with_coins
 from jaxpt.train.program import Program
-from jaxpt.train.rows import arm, follow, own
+from jaxpt.train.rows import arm, check_rows, follow, own
 from jaxpt.train.rows import leaves as leaves_of
 from jaxpt.types import Array, Trajectory, bare_trajectory
 
@@ -40,8 +40,7 @@ class TabularConfig:
     replicas: int = 8
 
     def __post_init__(self):
-        for name in self.objectives:
-            get(name)
+        check_rows(self.objectives, ("logp", "ref_logp", "entropy", "values", "prompt_tokens"))
         if self.source not in SOURCES:
             raise ValueError(f"source: got {self.source!r}, expected one of {', '.join(SOURCES)}")
 
@@ -103,7 +102,7 @@ def make_tabular(cfg: TabularConfig) -> Program:
             logp, entropy = exact.leaf_logp(table["logits"], leaves)[members], exact.node_entropy(table["logits"], leaves)
             run = lambda row: lambda: row.loss(  # noqa: E731
                 logp, old_logp, ready["advantages"], ready["mask"], totals=ready["totals"], ref_logp=ref_logp,
-                entropy=entropy[leaves.node[members]], **own(row, hyper),
+                entropy=entropy[leaves.node[members]], prompt_tokens=ready["prompt_tokens"], **own(row, hyper),
             )[0]
             values = table["values"][leaves.node[members]]
             critic, _ = clipped_value_loss(

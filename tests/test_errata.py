@@ -1,0 +1,489 @@
+"""Every number of jaxpt.errata, computed: what is often said and what is right, the table held against both.
+
+Sums over all outcomes stand for expectations; everything is in 64 bits.
+"""
+
+import itertools
+import json
+import math
+import subprocess
+import sys
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.integrate import quad
+from scipy.stats import norm
+
+from jaxpt.cli import main
+from jaxpt.envs import exact
+from jaxpt.errata import ERRATA, record
+from jaxpt.objectives import distillation, kl, lengths, policy, ratios, shaping, supervised
+from jaxpt.objectives.algebra import compose
+from jaxpt.objectives.parts import Penalty
+from jaxpt.objectives.reduction import totals_of
+from jaxpt.objectives.value import gae
+from jaxpt.train.expected import expected_gradient
+from jaxpt.types import bare_trajectory
+
+COMPUTED = {}  # name of an erratum -> () -> [(said, right)], in the order of its numbers
+ROWS = {row.name: row for table in (policy, supervised, distillation, lengths) for row in table.ROWS}
+P, Q = np.array([0.7, 0.2, 0.1]), np.array([0.2, 0.3, 0.5])
+REVERSE = float(P @ np.log(P / Q))
+
+
+@pytest.fixture(autouse=True)
+def in_64_bits():
+    with jax.enable_x64(True):
+        yield
+
+
+def computes(name):
+    def note(function):
+        assert name not in COMPUTED
+        COMPUTED[name] = function
+        return function
+    return note
+
+
+def agrees(stated, computed):
+    """Equal to four significant digits."""
+    if stated is None or computed is None:
+        return stated is computed
+    unit = 10.0 ** (math.floor(math.log10(abs(stated))) - 3) if stated else 1e-9
+    return abs(float(computed) - stated) <= 0.5001 * unit
+
+
+@pytest.mark.parametrize("row", ERRATA, ids=lambda row: row.name)
+def test_the_numbers_are_those_computed(row):
+    pairs = COMPUTED[row.name]()
+    assert len(pairs) == len(row.numbers)
+    for number, (said, right) in zip(row.numbers, pairs):
+        assert agrees(number.said, said), (number, said)
+        assert agrees(number.right, right), (number, right)
+
+
+def test_every_row_is_computed_and_nothing_else():
+    assert list(COMPUTED) == [row.name for row in ERRATA]
+
+
+def test_rows_are_complete_and_numbers_tell_the_two_apart():
+    for row in ERRATA:
+        assert all([*row[:-1]]) and all(n.what for n in row.numbers)
+        assert any(n.said is not None and n.said != n.right for n in row.numbers), row.name
+        for number in row.numbers:
+            assert all(x is None or float(f"{x:.4g}") == x for x in number[1:]), number
+
+
+def test_rounding_is_the_only_difference_allowed():
+    assert agrees(2.646, math.sqrt(7)) and not agrees(2.645, math.sqrt(7)) and not agrees(2.475, math.sqrt(7))
+    assert agrees(0.0, 0.0) and not agrees(0.0, 1e-6) and not agrees(-0.5, 0.5)
+    assert agrees(None, None) and not agrees(None, 0.0) and not agrees(0.0, None)
+
+
+def test_the_command_prints_every_field(capsys):
+    assert main(["list", "errata"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    for row in ERRATA:
+        texts = [row.name, row.statement, row.right, row.source, row.setting, *(n.what for n in row.numbers)]
+        assert all(" ".join(text.split()) in out for text in texts)
+    assert main(["list", "errata", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps([record(row) for row in ERRATA]))
+
+
+def test_the_table_takes_no_jax():
+    code = (
+        "import sys; from jaxpt.cli import main; "
+        "main(['list', 'errata']); main(['list', 'errata', '--json']); "
+        "sys.exit(bool({'jax', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+# --- divergences
+
+
+@computes("k3_direction")
+def k3_direction():
+    said, right = P @ kl.k3(jnp.log(Q), jnp.log(P)), P @ kl.k3(jnp.log(P), jnp.log(Q))
+    np.testing.assert_allclose(said, P @ (P / Q) - 1 - REVERSE)  # chi^2 - KL
+    np.testing.assert_allclose(right, REVERSE)
+    return [(said, right)]
+
+
+@computes("k3_no_expansion")
+def k3_no_expansion():
+    return [(P @ kl.k2(jnp.log(P), jnp.log(Q)), P @ kl.k1(jnp.log(P), jnp.log(Q)))]
+
+
+def pulled(*penalty):
+    """A row without a reward: what it pulls towards is the reference alone."""
+    return compose(
+        "", "", advantage="monte_carlo", ratio="none", surrogate="score", reduction="sequence_sum",
+        kl=Penalty(*penalty), hyper={"beta": 1.0},
+    )
+
+
+def leaves(tokens, node=None):
+    """Responses of one length, without rewards; every decision is of node 0 unless said otherwise."""
+    tokens = jnp.asarray(tokens)
+    rows, width = tokens.shape
+    node = jnp.zeros_like(tokens) if node is None else jnp.asarray(node)
+    return exact.Leaves(tokens, jnp.ones(tokens.shape, bool), node, jnp.zeros(rows), jnp.full(rows, width))
+
+
+@cache
+def pulls():
+    """Expected gradients by the logits of one decision of P; reference and expert are Q."""
+    outcomes = leaves(np.arange(3)[:, None])
+
+    @jax.jit
+    def all_of(logits, other):
+        def pull(row, **given):
+            return expected_gradient(row, outcomes, logits, 1, **given).mean[0]
+
+        def reverse(logits):
+            logp, ref_logp = (exact.leaf_logp(table, outcomes)[:, 0] for table in (logits, other))
+            return jnp.exp(logp) @ kl.k1(logp, ref_logp)
+
+        rows = {name: pulled(name) for name in ("k1", "k2", "k3")}
+        rows["k1_in_reward"] = pulled("k1", "own", "reward")
+        return {name: pull(row, reference=other) for name, row in rows.items()} | {
+            "reverse": jax.grad(reverse)(logits)[0],
+            "sft": pull(ROWS["sft"], behaviour=other), "own samples": pull(ROWS["sft"]),
+        }
+
+    return jax.device_get(all_of(jnp.log(P)[None], jnp.log(Q)[None]))
+
+
+@computes("k3_as_loss")
+def k3_as_loss():
+    pull = pulls()
+    np.testing.assert_allclose(pull["k3"], P - Q)
+    for right in ("k2", "k1_in_reward"):
+        np.testing.assert_allclose(pull[right], pull["reverse"], atol=1e-12)
+    return list(zip(pull["k3"], pull["reverse"]))
+
+
+@computes("k1_as_loss")
+def k1_as_loss():
+    return list(zip(pulls()["k1"], pulls()["reverse"]))
+
+
+@computes("kl_div_batchmean")
+def kl_div_batchmean():
+    @jax.jit
+    def losses(tokens):
+        student, teacher = (jnp.tile(jnp.log(x), (1, 10, 1)) for x in (P, Q))
+        mask = jnp.arange(10)[None] < tokens
+        by_tokens = totals_of(mask)
+        by_rows = by_tokens | {"tokens": by_tokens["rows"]}
+        names = ("forward_kl", by_rows), ("reverse_kl", by_tokens)
+        return [ROWS[name].loss(student, teacher, mask, totals=totals)[0] for name, totals in names]
+
+    return [losses(1), losses(10)]
+
+
+# --- distillation and supervised learning
+
+
+@computes("on_policy_distillation")
+def on_policy_distillation():
+    texts = leaves([[0, 0], [0, 1], [1, 0], [1, 1]], node=[[0, 1], [0, 1], [0, 2], [0, 2]])
+    teacher = jnp.log(jnp.array([[0.5, 0.5], [0.98, 0.02], [0.02, 0.98]]))
+    np.testing.assert_allclose(exact.leaf_prob(teacher, texts), [0.49, 0.01, 0.01, 0.49])
+
+    @jax.jit
+    def slopes(p, teacher):
+        """By the student's probability p of A, of the two objectives, over all texts."""
+        def slope(row, p, **given):
+            table = jnp.tile(jnp.log(jnp.stack([p, 1 - p])), (3, 1))
+            return expected_gradient(row, texts, table, 1, **given).mean[:, 0].sum()
+
+        on_policy = pulled("k1", "own", "reward")
+        return slope(ROWS["sft"], p[0], behaviour=teacher), slope(on_policy, p[1], reference=teacher)
+
+    low, high = np.array([0.1, 0.6]), np.array([0.9, 1 - 1e-9])  # by symmetry 1/2 is no minimum of the second
+    for _ in range(40):
+        p = (low + high) / 2
+        falls = np.array(slopes(p, teacher)) < 0
+        low, high = np.where(falls, p, low), np.where(falls, high, p)
+    return [tuple(2 * p * (1 - p))]
+
+
+@computes("temperature_factor")
+def temperature_factor():
+    student, teacher = (jnp.log(x)[None, None] for x in (P, Q))
+    mask = jnp.ones((1, 1), bool)
+
+    @jax.jit
+    def size(temperature):
+        def loss(logits):
+            return ROWS["kd"].loss(logits, teacher, mask, totals=totals_of(mask), temperature=temperature)[0]
+
+        return jnp.linalg.norm(jax.grad(loss)(student))
+
+    return [(size(10.0) / 10.0**2 / size(1.0), size(10.0) / size(1.0))]
+
+
+@computes("anneal_end")
+def anneal_end():
+    def at(progress, decay):
+        weight = decay**progress
+        return 0.9 * weight + 0.1 * (1 - weight), distillation.annealed(100 * progress, 100, 0.9, 0.1, decay)
+
+    for pair in (at(0.0, 0.9), at(0.0, 0.01)):
+        np.testing.assert_allclose(pair, 0.9)
+    return [at(1.0, 0.9), at(1.0, 0.01)]
+
+
+@computes("teacher_information")
+def teacher_information():
+    teacher = np.full((4, 4), 0.01) + 0.96 * np.eye(4)
+    permuted = np.roll(teacher, 1, axis=1)
+    information = [np.sum(x / 4 * np.log(x / x.mean(0))) for x in (teacher, permuted)]
+    np.testing.assert_allclose(*information)
+    assert information[0] > 1
+    return [tuple(sft_loss(np.log(np.diag(x))) for x in (teacher, permuted))]
+
+
+def sft_loss(logp):
+    """The sft row's loss of one token a row."""
+    logp = jnp.atleast_1d(jnp.asarray(logp))[:, None]
+    mask = jnp.ones(logp.shape, bool)
+    return ROWS["sft"].loss(logp, logp, jnp.ones(logp.shape), mask, totals=totals_of(mask))[0]
+
+
+@computes("sft_convex")
+def sft_convex():
+    ends = [sft_loss(jax.nn.log_sigmoid(jnp.float64(a * b))) for a, b in ((3, 3), (-3, -3))]
+    assert ends[0] == ends[1]
+    return [(sum(ends) / 2, sft_loss(jax.nn.log_sigmoid(jnp.float64(0.0))))]
+
+
+@computes("sft_is_rl")
+def sft_is_rl():
+    np.testing.assert_allclose(pulls()["sft"], P - Q)
+    return list(zip(pulls()["own samples"], pulls()["sft"]))
+
+
+@computes("imitation_horizon")
+def imitation_horizon():
+    T, e = 8, 0.05
+    errs = jnp.array(list(itertools.product((0, 1), repeat=T)))  # all ways to err, one decision at every step
+    p = exact.leaf_prob(jnp.log(jnp.array([[1 - e, e]])), leaves(errs))
+    lost = jax.lax.cummax(errs, axis=1)  # no way back
+    assert max(p @ lost.sum(1), p @ errs.sum(1)) <= e * T**2
+    return [(e * T**2, p @ lost.sum(1)), (e * T**2, p @ errs.sum(1))]
+
+
+# --- advantages and credit
+
+
+@jax.jit
+def group_of_8(reward):
+    """Advantages [3,8] of one group: centred, over the standard deviation with n, and with n - 1."""
+    tokens, group = jnp.zeros((8, 1), int), jnp.zeros(8, int)
+    traj = bare_trajectory(tokens, jnp.ones(tokens.shape, bool), reward=reward, group=group)
+    rows = ("dr_grpo", {}), ("grpo_no_kl", {"ddof": 0.0}), ("grpo_no_kl", {"ddof": 1.0})
+    return jnp.stack([ROWS[name].prepare(traj, **hyper)["advantages"][:, 0] for name, hyper in rows])
+
+
+def successes(k):
+    return (np.arange(8) < k) * 1.0
+
+
+@computes("group_std")
+def group_std():
+    _, over_n, over_less = group_of_8(successes(1))[:, 0]
+    np.testing.assert_allclose(over_less * np.std(successes(1), ddof=1), 7 / 8)
+    return [(over_n, over_less)]
+
+
+@computes("standardisation")
+def standardisation():
+    one, four, six = (np.asarray(group_of_8(successes(k)))[:2] for k in (1, 4, 6))
+    for p, got in ((1 / 8, one), (1 / 2, four), (3 / 4, six)):
+        np.testing.assert_allclose(got[1, 0], np.sqrt((1 - p) / p))
+    small = group_of_8(successes(4) / 100)[:, 0]
+    assert small[0] < six[0, 0] and small[1] > six[1, 0]  # not monotone from one prompt to another
+    low, high = (group_of_8(np.append(np.array([0, x]), np.ones(6)))[1] for x in (0.1, 0.9))
+    assert not np.allclose(low, high)  # nor a matter of ranks
+    weights = [x[1, 0] / x[0, 0] for x in (one, four)]
+    return [one[:, 0], one[:, -1], four[:, 0], (1.0, weights[0] / weights[1])]
+
+
+STEPS = 200
+
+
+@jax.jit
+def first_step(rewards, values, T, lam):
+    """A of the first of T steps, gamma 1, and its weights on the rewards. -> [], [STEPS]"""
+    mask = jnp.arange(STEPS)[None] < T
+    return jax.value_and_grad(lambda r: gae(r[None], values[None], mask, 1.0, lam)[0, 0])(rewards)
+
+
+@computes("gae_variance")
+def gae_variance():
+    """Without a critic the deltas are the rewards, and A is linear in them."""
+    nothing = jnp.zeros(STEPS)
+    exact_variance = {T: jnp.sum(first_step(nothing, nothing, T, 0.95)[1] ** 2) for T in (10, 200)}
+    for T, variance in exact_variance.items():
+        np.testing.assert_allclose(variance, (1 - 0.95 ** (2 * T)) / (1 - 0.95**2))
+    return [(T * 0.95**T, variance) for T, variance in exact_variance.items()]
+
+
+@computes("gae_horizon")
+def gae_horizon():
+    nothing, reward = jnp.zeros(STEPS), jnp.zeros(STEPS).at[12].set(1.0)
+    np.testing.assert_allclose(first_step(nothing, nothing, 13, 1.0)[1][12], 1.0)
+    values = jnp.ones(STEPS).at[0].set(0.5)  # 1/2 before the first decision, 1 behind the right one
+    for lam in (0.0, 0.5, 1.0):
+        np.testing.assert_allclose(first_step(reward, values, 13, lam)[0], 0.5)
+    weight = first_step(nothing, nothing, 13, 0.95)[1][12]
+    return [(None, weight), tuple(first_step(reward, critic, 13, 0.0)[0] for critic in (nothing, values))]
+
+
+@computes("length_weight")
+def length_weight():
+    """Push on a token of a response of 100 tokens over one of 10, both of one advantage."""
+    mask = jnp.arange(100)[None] < jnp.array([[10], [100]])
+
+    @jax.jit
+    def pushes(advantage):
+        zero = jnp.zeros(mask.shape)
+
+        def push(row):
+            def loss(logp):
+                return row.loss(logp, zero, zero + advantage, mask, totals=totals_of(mask))[0]
+
+            return -jax.grad(loss)(zero)[:, 0]
+
+        return [push(ROWS[name]) for name in ("dapo", "grpo_no_kl")]
+
+    (by_token, wrong), (_, right) = pushes(-1.0), pushes(1.0)
+    assert (wrong < 0).all() and (right > 0).all()
+    wrong, right = wrong[1] / wrong[0], right[1] / right[0]
+    return [(by_token[1] / by_token[0], wrong), (right, right)]
+
+
+# --- ratios and clips
+
+
+@jax.jit
+def objective(logp, old_logp, advantage, eps_low, eps_high):
+    """The clipped objective of one token, and its derivative by logp."""
+    mask = jnp.ones((1, 1), bool)
+
+    def value(logp):
+        logp_, old, worth = (jnp.full((1, 1), x) for x in (logp, old_logp, advantage))
+        clip = {"eps_low": eps_low, "eps_high": eps_high}
+        return -ROWS["dapo"].loss(logp_, old, worth, mask, totals=totals_of(mask), **clip)[0]
+
+    return jax.value_and_grad(value)(logp)
+
+
+CLIP = 0.2, 0.2
+
+
+@computes("ppo_bounds_ratio")
+def ppo_bounds_ratio():
+    old = jnp.log(jnp.array([0.1, 0.3, 0.6]))
+
+    def push(logits):
+        logp, pull = jax.vjp(lambda x: jax.nn.log_softmax(x)[0], logits)
+        return pull(objective(logp, old[0], 1.0, *CLIP)[1])[0]
+
+    stepped = old + 2.0 * push(old)
+    assert not jnp.any(push(stepped))  # beyond the clip nothing pushes on, and nothing pulls back
+    above = [objective(jnp.log(2.0), 0.0, sign, *CLIP)[1] for sign in (1.0, -1.0)]
+    return [(1 + CLIP[1], jnp.exp(jax.nn.log_softmax(stepped)[0] - old[0])), above]
+
+
+@computes("dapo_clip")
+def dapo_clip():
+    paper = ROWS["dapo"].hyper
+    assert (paper["eps_low"], paper["eps_high"]) == (0.2, 0.28)
+    one_sided, two_sided = (objective(jnp.log(0.5), 0.0, -1.0, low, paper["eps_high"]) for low in (1.0, 0.2))
+    return list(zip(one_sided, two_sided))
+
+
+@computes("clip_higher")
+def clip_higher():
+    def held_back(p):
+        """The least probability at which a token of A = 1 is not pushed up, on a grid; p before."""
+        grid = p * jnp.arange(1.1, 1.3, 1e-5)
+        pushes = jax.vmap(lambda now: objective(jnp.log(now), jnp.log(p), 1.0, *CLIP)[1])(grid)
+        return grid[jnp.argmin(pushes)]
+
+    at = jnp.log(1.1)
+    if_the_clip_saw_the_reward = jax.grad(lambda logp: jnp.minimum(100.0 * jnp.exp(logp), 1 + CLIP[1]))
+    first = if_the_clip_saw_the_reward(at), objective(at, 0.0, 100.0, *CLIP)[1]
+    return [first, (None, held_back(0.01)), (None, held_back(0.8))]
+
+
+@computes("gspo_ratio")
+def gspo_ratio():
+    """Independent log-ratios sum to a deviation of 0.05 sqrt(1000): an end of that range, spread evenly."""
+    n = 1000
+    mask = jnp.ones((1, n), bool)
+
+    def of_both(log_ratio):
+        logp = jnp.full((1, n), log_ratio)
+        of = ratios.token_ratio, ratios.sequence_ratio
+        token, sequence = (ratio(logp, jnp.zeros_like(logp), mask)[0] for ratio in of)
+        return jnp.prod(token), sequence[0]
+
+    end = norm.ppf(0.975) * 0.05 / math.sqrt(n)
+    mean, low, high = of_both(0.001), of_both(-end), of_both(end)
+    bounds = np.log1p([-ROWS["gspo"].hyper["eps_low"], ROWS["gspo"].hyper["eps_high"]])
+    np.testing.assert_allclose(np.expm1(bounds), [-3e-4, 4e-4])
+    unclipped = [np.diff(norm.cdf(bounds, scale=0.05 * n**power))[0] for power in (0.5, -0.5)]
+    assert unclipped[0] < 1e-3 < 0.1 < unclipped[1]
+    return [mean, low, high]
+
+
+# --- rewards and samples
+
+
+@computes("soft_overlong")
+def soft_overlong():
+    length = jnp.array([18432.0, 16384.0, 30000.0])
+    punished = -1.0 + ROWS["soft_overlong"].loss(length, jnp.full(3, -1.0), max_length=20480.0, buffer=4096.0)
+    np.testing.assert_allclose(punished[1:], [-1.0, -2.0])
+    return [(-1.0 * 0.5**2, punished[0])]
+
+
+@computes("dynamic_sampling")
+def dynamic_sampling():
+    reward, group = jnp.concatenate([successes(k) for k in range(9)]), jnp.repeat(jnp.arange(9), 8)
+    share = np.arange(9) / 8
+    return [(np.sum((share >= 0.2) & (share <= 0.8)), shaping.has_signal(reward, group)[::8].sum())]
+
+
+@computes("length_reward")
+def length_reward():
+    length, reward, target = jnp.array([2500.0, 500.0]), jnp.array([1.0, 0.0]), jnp.full(2, 500.0)
+    totals = {
+        name: reward + ROWS[name].loss(length, reward, target, lam=lam)
+        for name, lam in (("length_quadratic", 1e-6), ("lcpo_exact", 3e-4))
+    }
+    assert all(wrong == 0 for _, wrong in totals.values())
+    return [tuple(correct for correct, _ in totals.values())]
+
+
+@computes("best_of_n")
+def best_of_n():
+    def mean(n):
+        return quad(lambda x: x * n * norm.pdf(x) * norm.cdf(x) ** (n - 1), -12, 12, limit=400)[0]
+
+    assert norm.ppf(1 - 1 / 1) == -math.inf and abs(mean(1)) < 1e-9
+    assert all(abs(norm.ppf((n - 0.375) / (n + 0.25)) - mean(n)) < 0.03 for n in (1, 2, 4, 8, 64, 1024))
+    for n, p in ((1, 0.1), (3, 0.1), (3, 0.6)):  # a verifier: all outcomes of n attempts
+        tries = np.array(list(itertools.product((0, 1), repeat=n)))
+        chance = np.prod(np.where(tries, p, 1 - p), axis=1)
+        np.testing.assert_allclose(chance @ tries.max(1), 1 - (1 - p) ** n)
+    return [(norm.ppf(1 - 1 / n), mean(n)) for n in (2, 8, 64, 1024)]
