@@ -17,6 +17,8 @@ usage: jaxpt COMMAND ...
   run NAME [options] [--field value ...]
                                     run an experiment: seeds, curves, claims, report
   describe ROW [--vs ROW] [--json]  an objective's formula with all its constants, or how two rows differ
+  fit FILE [--law chinchilla] [options]
+                                    fit a scaling law to a table of runs: parameters, intervals, frontier
 
   jaxpt COMMAND --help says more; jaxpt --version prints the version."""
 
@@ -68,8 +70,10 @@ def _dispatch(words: list[str]) -> int:
         from jaxpt.cli.tables import list_command as handler
     elif command == "describe":
         from jaxpt.cli.tables import describe_command as handler
+    elif command == "fit":
+        from jaxpt.cli.fit import fit_command as handler
     else:
-        raise UserError(f"command {command!r} is unknown: {expected(command, ['list', 'run', 'describe'])}")
+        raise UserError(f"command {command!r} is unknown: {expected(command, ['list', 'run', 'describe', 'fit'])}")
     return handler(rest)
 
 

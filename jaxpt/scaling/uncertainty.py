@@ -1,0 +1,206 @@
+"""How far the parameters could be elsewhere: resampling, profiles, leverage, and fits without the extremes.
+
+The inverse Hessian is no standard error here: most residuals lie on the linear part of Huber's loss, where it
+counts curvature that is not there. Intervals are percentiles of refits (Efron & Tibshirani 1993) or profiles.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxpt.scaling.chinchilla import Data, Fit, derivatives, jacobian, parameters, problems, solve, terms
+from jaxpt.scaling.robust import huber
+
+RESAMPLES = ("case", "cluster", "residual", "wild")
+CHI_SQUARE_95 = 3.841458820694124  # 95% point, one degree of freedom
+
+
+class Refits(NamedTuple):
+    kind: str
+    params: np.ndarray  # [B,5]
+    value: np.ndarray  # [B] each refit's own objective
+    converged: np.ndarray  # [B] bool
+
+
+class Spread(NamedTuple):
+    se: np.ndarray
+    low: np.ndarray  # 2.5%
+    high: np.ndarray  # 97.5%
+
+
+def draws(
+    fit: Fit, kind: str, count: int, seed: int, cluster: np.ndarray | None = None,
+) -> dict[str, np.ndarray]:
+    """`count` resampled data sets, as the arguments `weight` or `y` [count,n] of `solve`.
+
+    case: runs with replacement; cluster: whole groups of runs (`cluster` [n], in the input's order).
+    residual: the fit plus residuals drawn with replacement, centred.
+    wild: the fit plus each run's own residual with a random sign (Rademacher; Wu 1986, Liu 1988), one sign
+    for a whole cluster where there are any.
+    """
+    rng = np.random.default_rng(seed)
+    n = fit.data.y.size
+    groups, group = (n, np.arange(n)) if cluster is None else _groups(np.asarray(cluster)[fit.data.order])
+    if kind in ("case", "cluster"):
+        if kind == "case":
+            groups, group = n, np.arange(n)
+        elif cluster is None:
+            raise ValueError("resampling clusters needs to know the clusters")
+        counts = rng.multinomial(groups, np.full(groups, 1 / groups), size=count)
+        return {"weight": counts[:, group] * fit.data.weight}
+    residual = fit.residuals
+    fitted = fit.data.y - residual
+    if kind == "residual":
+        return {"y": fitted + rng.choice(residual - residual.mean(), size=(count, n))}
+    if kind == "wild":
+        return {"y": fitted + rng.choice([-1.0, 1.0], size=(count, groups))[:, group] * residual}
+    raise ValueError(f"resampling {kind!r} is unknown: expected one of {', '.join(RESAMPLES)}")
+
+
+def _groups(labels: np.ndarray) -> tuple[int, np.ndarray]:
+    names, codes = np.unique(labels, return_inverse=True)
+    return names.size, codes.reshape(-1)
+
+
+def refits(fit: Fit, kind: str, count: int, seed: int, cluster: np.ndarray | None = None) -> Refits:
+    """Every resampled data set fitted, from the optimum of all the data through the same thresholds. The way
+    from the widest one's optimum to the next is foretold by that of all the data."""
+    drawn = draws(fit, kind, count, seed, cluster)
+    wide, rest = fit.deltas[:1], fit.deltas[1:]
+    start = solve(fit.data, fit.theta[None], wide).theta
+    found = solve(fit.data, np.broadcast_to(start, (count, 5)), wide, **drawn, tolerance=0.1 if rest else 1e-10)
+    if rest:
+        found = solve(fit.data, found.theta + (fit.theta - start), rest, **drawn, tolerance=1e-10)
+    return Refits(kind, parameters(found.theta, fit.data.centre), found.value, found.converged)
+
+
+def spread(samples: np.ndarray) -> Spread:
+    """Standard error and 95% percentile interval over axis 0 of [B,...]; NaN without two finite samples."""
+    with np.errstate(all="ignore"):
+        if len(samples) < 2:
+            none = np.full(samples.shape[1:], np.nan)
+            return Spread(none, none, none)
+        low, high = np.quantile(samples, [0.025, 0.975], axis=0)
+        return Spread(np.std(samples, axis=0, ddof=1), low, high)
+
+
+def dispersion(fit: Fit, J: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(s [5], se [5]) of the unknowns that J [5,n] belongs to: 2 (F(theta_k) - F_min) / s_k ~ chi^2 on one
+    degree of freedom, F minimised over the others, whether or not all runs are equally noisy.
+
+    With H = sum w E[rho''] J J^T and K = sum w^2 rho'^2 J J^T, se^2 is the diagonal of H^-1 K H^-1 (Huber 1967)
+    and s its ratio to the diagonal of H^-1. E[rho''] is the share of residuals within delta; where a kernel's
+    bandwidth is wider than delta, the share within that, taken as evenly spread (Powell 1984).
+    """
+    r, w, delta = fit.residuals, fit.data.weight, fit.deltas[-1]
+    window = max(delta, 1.06 * np.median(np.abs(r)) / 0.6745 * r.size ** -0.2, 1e-15)
+    slope = w * (np.abs(r) <= window) * min(1.0, delta / window)
+    noise = (w * huber(r, delta).psi) ** 2 * r.size / max(r.size - 5, 1)
+    inverse = np.linalg.pinv((J * slope) @ J.T, hermitian=True)
+    variance = np.maximum(np.diag(inverse @ (J * noise) @ J.T @ inverse), 0.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.nan_to_num(variance / np.diag(inverse)), np.sqrt(variance)
+
+
+def information(fit: Fit) -> tuple[np.ndarray, np.ndarray]:
+    """(J [5,n], sum_i w_i J_i J_i^T [5,5]) at the optimum."""
+    J = jacobian(terms(fit.theta[None], fit.data.n, fit.data.d)[1], fit.data.n, fit.data.d)[0]
+    return J, (J * fit.data.weight) @ J.T
+
+
+def leverage(fit: Fit) -> np.ndarray:
+    """[n] in data's order: w_i J_i^T (sum w J J^T)^-1 J_i; they add up to the number of parameters determined."""
+    J, gram = information(fit)
+    return fit.data.weight * np.einsum("pn,pq,qn->n", J, np.linalg.pinv(gram, hermitian=True), J)
+
+
+def correlation(refitted: Refits) -> np.ndarray:
+    """[5,5] over refits, of log A, log B, E, alpha, beta."""
+    with np.errstate(all="ignore"):
+        values = np.concatenate([np.log(refitted.params[:, :2]), refitted.params[:, 2:]], axis=1)
+        values = values[np.all(np.isfinite(values), axis=1)]
+        return np.corrcoef(values.T) if len(values) > 1 else np.full((5, 5), np.nan)
+
+
+class Without(NamedTuple):
+    """One refit without some of the runs."""
+
+    what: str
+    n: int
+    params: np.ndarray  # [5]
+
+
+def stability(fit: Fit) -> list[Without]:
+    """Refits without the extreme runs: by loss and by compute (N D)."""
+    by_loss, by_size = (np.argsort(x, kind="stable") for x in (fit.data.y, fit.data.n + fit.data.d))
+    n = by_loss.size
+    tenth = max(1, n // 10)
+    cases = [("the highest loss", by_loss[-1:]), ("the 5 highest losses", by_loss[-5:]),
+             ("the 5 lowest losses", by_loss[:5]), ("the tenth with most compute", by_size[-tenth:]),
+             ("the tenth with least compute", by_size[:tenth])]
+    cases = [(what, rows) for what, rows in cases if n - rows.size > 5]
+    if not cases:
+        return []
+    weight = np.repeat(fit.data.weight[None], len(cases), axis=0)
+    for row, (_, rows) in zip(weight, cases, strict=True):
+        row[rows] = 0.0
+    found = solve(fit.data, np.broadcast_to(fit.theta, (len(cases), 5)), fit.deltas, weight=weight)
+    params = parameters(found.theta, fit.data.centre)
+    return [Without(what, n - rows.size, p) for (what, rows), p in zip(cases, params, strict=True)]
+
+
+def profile_intervals(fit: Fit) -> np.ndarray:
+    """[5,2]: the 95% profile-likelihood intervals of A, B, E, alpha, beta; 0, -inf or inf where the objective
+    never rises enough."""
+    (log_N, log_D), data = fit.data.centre, fit.data
+    plain = data._replace(centre=np.zeros(2), n=data.n + log_N, d=data.d + log_D)
+    at_zero = fit.theta.copy()  # the same law about log N = log D = 0, where a = log A
+    at_zero[:2] += fit.theta[3:] * fit.data.centre
+    limits = np.concatenate([_profile(fit, plain, at_zero, (0, 1)), _profile(fit, data, fit.theta, (2, 3, 4))])
+    with np.errstate(over="ignore"):
+        limits[:3] = np.exp(limits[:3])
+    return limits
+
+
+def _profile(fit: Fit, data: Data, theta: np.ndarray, unknowns: tuple[int, ...]) -> np.ndarray:
+    """[K,2] limits of the unknowns: where sqrt(2 (F - F_min) / s) = 1.96, by a bracketed secant."""
+    deltas = fit.deltas[-1:]
+    F = derivatives(theta[None], problems(data), deltas[0]).value[0]
+    s, se = dispersion(fit, jacobian(terms(theta[None], data.n, data.d)[1], data.n, data.d)[0])
+    which, sign = np.repeat(unknowns, 2), np.tile([-1.0, 1.0], len(unknowns))
+    rows, s = np.arange(which.size), np.maximum(s, 1e-3 * s.max())[which]  # 0 where nothing depends on it
+    if np.max(np.abs(fit.residuals)) < 1e-12:  # an exact fit has no width to show
+        return theta[which].reshape(-1, 2)
+    free = np.ones((rows.size, 5), bool)
+    free[rows, which] = False
+    warm = np.repeat(theta[None], rows.size, axis=0)
+
+    def height(offset: np.ndarray) -> np.ndarray:
+        """sqrt(2 (F - F_min) / s) - 1.96 with the unknown held `offset` away; remembers where others went."""
+        start = warm.copy()
+        start[rows, which] = theta[which] + sign * offset
+        found = solve(data, start, deltas, free=free, tolerance=1e-8)
+        warm[:] = np.where(found.converged[:, None], found.theta, warm)
+        return np.sqrt(2 * np.maximum(found.value - F, 0) / s) - np.sqrt(CHI_SQUARE_95)
+
+    low, f_low = np.zeros(rows.size), np.full(rows.size, -np.sqrt(CHI_SQUARE_95))
+    high = np.maximum(np.sqrt(CHI_SQUARE_95) * se[which], 1e-12)
+    f_high = height(high)
+    for _ in range(12):
+        short = f_high < 0
+        if not short.any():
+            break
+        low, f_low = np.where(short, high, low), np.where(short, f_high, f_low)
+        high = np.where(short, 2 * high, high)
+        f_high = height(high)
+    open_ended = f_high < 0
+    for _ in range(12):
+        with np.errstate(invalid="ignore", divide="ignore"):
+            middle = np.where(open_ended, high, (low * f_high - high * f_low) / (f_high - f_low))
+        f = height(middle)
+        if np.all(open_ended | (np.abs(f) < 1e-4)):
+            break
+        above = f > 0
+        f_low, f_high = (np.where(above, f_low / 2, f), np.where(above, f, f_high / 2))
+        low, high = np.where(above, low, middle), np.where(above, middle, high)
+    return (theta[which] + sign * np.where(open_ended, np.inf, middle)).reshape(-1, 2)
