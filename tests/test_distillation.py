@@ -175,7 +175,7 @@ def test_at_least_0_and_0_only_at_equality_where_the_gradient_vanishes(seed):
     equal = {**batch, "teacher_logits": batch["student_logits"]}
     for name, (value, (grad, _), _) in run(equal).items():
         assert value == 0, name
-        np.testing.assert_allclose(grad, 0, atol=2e-8, err_msg=name)
+        np.testing.assert_allclose(grad, 0, atol=2e-7, err_msg=name)
     close = {**batch, "teacher_logits": batch["student_logits"] + rng.normal(0, 1e-4, (B, T, V)).astype(np.float32)}
     for name, (value, _, _) in run(close).items():  # no negative rounding: the smallest difference is still one
         assert value > 0 or not batch["mask"].any(), name

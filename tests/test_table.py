@@ -5,6 +5,7 @@ The probe batch of a family has 8 rows: on 8 virtual devices each holds one, wit
 compiled program a transform, over all additive rows of a family.
 """
 
+import functools
 import json
 
 import jax
@@ -19,13 +20,16 @@ from jaxpt.objectives.families import FAMILIES
 from jaxpt.objectives.probe import Case, probe_case, value_and_grads
 from jaxpt.train.parallel import AXIS, make_mesh
 
-CASES = {name: probe_case(row) for name, row in ROWS.items()}
+OWN = {name: row for name, row in ROWS.items() if "." not in name}  # other libraries': tests/test_peer_rows.py
 DEVICES = 8
 UNPUBLISHED = ("grpo_token_weights",)  # rows without a paper
 
 
-def of_family(family):
-    return {name: case for name, case in CASES.items() if ROWS[name].family == family}
+@functools.cache
+def of_family(family, reward_scale=1.0):
+    """name -> its arguments on the probe batch, made by one program."""
+    rows = {name: row for name, row in OWN.items() if row.family == family}
+    return jax.jit(lambda scale: {name: probe_case(row, scale) for name, row in rows.items()})(reward_scale)
 
 
 def additive(family):
@@ -36,16 +40,11 @@ def plain(cases):
     return {name: value_and_grads(ROWS[name], case) for name, case in cases.items()}
 
 
-def checkpointed(cases):
-    """The loss computed again in the backward pass."""
-    again = lambda row: row._replace(loss=jax.checkpoint(row.loss))  # noqa: E731
-    return {name: value_and_grads(again(ROWS[name]), case) for name, case in cases.items()}
-
-
 def vmapped(cases):
-    """Twice the same batch: both must come out as one."""
-    twice = jax.tree.map(lambda x: jnp.stack([x, x]), cases)
-    return jax.tree.map(lambda x: x[1], jax.vmap(plain)(twice))
+    """Twice the same batch, the losses computed again in the backward pass: both must come out as one."""
+    again = lambda row: row._replace(loss=jax.checkpoint(row.loss))  # noqa: E731
+    run = lambda cases: {name: value_and_grads(again(ROWS[name]), case) for name, case in cases.items()}  # noqa: E731
+    return jax.tree.map(lambda x: x[1], jax.vmap(run)(jax.tree.map(lambda x: jnp.stack([x, x]), cases)))
 
 
 def summed(cases):
@@ -78,9 +77,7 @@ def pmapped(cases):
     }
 
 
-TRANSFORMS = {
-    "vmap": jax.jit(vmapped), "checkpoint": jax.jit(checkpointed), "shard_map": jax.jit(sharded), "pmap": pmapped,
-}
+TRANSFORMS = {"vmap of checkpoint": jax.jit(vmapped), "shard_map": jax.jit(sharded), "pmap": pmapped}
 
 
 RUN = jax.jit(plain)
@@ -106,14 +103,12 @@ def everywhere(family, expected):
             )
 
         results.append(RUN({name: moved(case) for name, case in of_family(family).items()}))
-        results.append(RUN({name: probe_case(ROWS[name], reward_scale=1e-3) for name in of_family(family)}))
+        results.append(RUN(of_family(family, reward_scale=1e-3)))
     flat = lambda name: [np.ravel(x) for result in results for x in jax.tree.leaves(result[name])]  # noqa: E731
     return {name: np.concatenate(flat(name)) for name in expected[family]}
 
 
-TRANSFORMS = {
-    "vmap": jax.jit(vmapped), "checkpoint": jax.jit(checkpointed), "shard_map": jax.jit(sharded), "pmap": pmapped,
-}
+TRANSFORMS = {"vmap of checkpoint": jax.jit(vmapped), "shard_map": jax.jit(sharded), "pmap": pmapped}
 
 
 def test_what_is_said_of_every_row(capsys):
@@ -129,10 +124,8 @@ def test_what_is_said_of_every_row(capsys):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_two_rows_are_one_function(expected, family):
-    """In value or gradient, on the probe batch; aliases are what they say. (Other libraries' rows differ in corners that
-    one batch cannot all have: tests/test_peer_rows.py tells them apart by formula.)"""
-    vectors = {name: x for name, x in everywhere(family, expected).items() if "." not in name}
-    seen = {}
+    """In value or gradient, on the probe batch; aliases are what they say."""
+    seen, vectors = {}, everywhere(family, expected)
     for name in sorted(vectors, key=lambda name: bool(ROWS[name].alias_of)):
         x = vectors[name]
         same = [other for other, y in seen.items() if x.shape == y.shape and np.allclose(x, y, rtol=1e-6, atol=1e-7)]
@@ -142,7 +135,7 @@ def test_no_two_rows_are_one_function(expected, family):
             seen[name] = x
 
 
-@pytest.mark.parametrize("how", ["vmap", "checkpoint", "shard_map", pytest.param("pmap", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("how", ["vmap of checkpoint", "shard_map", pytest.param("pmap", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_one_value_and_one_gradient(expected, family, how):
     got = jax.device_get(TRANSFORMS[how](additive(family)))
