@@ -278,20 +278,3 @@ def test_a_study_does_not_depend_on_the_order_of_the_runs():
     np.testing.assert_array_equal(one.leverage[p], two.leverage)
     assert one.optimum_spread.N.low < one.optimum.N < one.optimum_spread.N.high
     assert one.warnings == two.warnings
-
-
-@pytest.mark.slow
-def test_coverage_of_the_intervals():
-    """500 synthetic sets; the binomial 99% band around .95 is 463 to 487 of 500."""
-    hits = np.zeros((2, 4))
-    for seed in range(500):
-        found = ch.fit(ch.prepare(*runs(seed=seed, sizes=10, lengths=10)))
-        samples = un.refits(found, "case", 400, seed).params
-        samples = np.column_stack([samples[:, 2:], exponent(samples)])
-        limits = un.spread(samples)
-        true = np.append(TRUE[2:], exponent(TRUE))
-        hits[0] += (limits.low <= true) & (true <= limits.high)
-        profile = un.profile_intervals(found)[2:]
-        hits[1, :3] += (profile[:, 0] <= TRUE[2:]) & (TRUE[2:] <= profile[:, 1])
-    print(hits)
-    assert np.all((hits[0, 1:] >= 463) & (hits[0, 1:] <= 487)), hits
