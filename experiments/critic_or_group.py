@@ -31,7 +31,7 @@ and so do a small critic and a shared trunk, so that the first two claims and th
 What a critic gives is freedom from groups: 128 prompts with one answer each are worth +0.04. In the twins the critic does
 win: on trees of depth 4 its true values have a quarter less noise than a group of 3, and a group is as good as a critic that is
 off by one standard deviation of the reward (a pair, 1.2); and a table of values learns faster than the group's mean.
-Minutes: 6 on two cores (12 seeds); --tier smoke 1.5 with an empty compilation cache.
+Minutes: 6 on two cores (12 seeds); --tier smoke 1 with an empty compilation cache.
 """
 
 import math
@@ -41,7 +41,8 @@ import numpy as np
 
 from jaxpt.lab.errors import multiples, within
 from jaxpt.lab.experiment import Claim, Experiment, Panel, Stage, Tier
-from jaxpt.lab.statistics import band
+from jaxpt.lab.report import cell
+from jaxpt.lab.statistics import over
 from jaxpt.models import ModelConfig
 from jaxpt.train.baselines import BaselineConfig, make_baselines
 from jaxpt.train.budget import value_flops
@@ -154,11 +155,6 @@ def stages(cfg: Config, inputs) -> list[Stage]:
 def again(stage: Stage, name: str) -> Stage:
     """The same arm under other draws."""
     return Stage(name, stage.make, stage.config, stage.steps, stage.after, stage.hyper, stream=name)
-
-
-def over(metric: str, batches: slice):
-    """arm -> a metric's mean over some batches, per seed."""
-    return lambda curves, arm: np.nanmean(np.asarray(curves[f"{arm}/{metric}"], np.float64)[:, batches], axis=1)
 
 
 EARLY, LATE = slice(0, EVERY), slice(-2 * EVERY, None)
@@ -306,8 +302,7 @@ def sections(cfg: Config, curves) -> str:
     spent = {arm: float(np.mean(curves[f"{arm}/flops"][:, -1])) for arm in ARMS.values()}
     lines = []
     for label, arm in ARMS.items():
-        ends = [tuple(float(x[0]) for x in band(measure(curves, arm)[:, None])) for measure in (early, late)]
-        cells = [f"{mean:.3f} [{low:.3f}, {high:.3f}]" for mean, low, high in ends]
+        cells = [cell(measure(curves, arm)) for measure in (early, late)]
         critic = 4 * value_flops(critics[arm], spec, episodes) * cfg.updates / spent[arm] if arm in critics else 0.0
         has = arm in CRITICS
         explained = ", ".join(
@@ -342,7 +337,7 @@ def variance(curves, arm, batches):
 
 EXPERIMENT = Experiment(
     tiers={
-        "smoke": Tier(Config(n_layers=1, start_updates=20, updates=20, eval_tasks=64), seeds=2),
+        "smoke": Tier(Config(n_layers=1, start_updates=20, updates=20, prompts=8, group=4, eval_tasks=32), seeds=2),
         "cpu": Tier(Config(), seeds=12),
         "full": Tier(Config(level=6, d_model=64, start_updates=2000, updates=1000), seeds=20),
     },

@@ -35,7 +35,8 @@ import numpy as np
 
 from jaxpt.lab.errors import multiples, within
 from jaxpt.lab.experiment import Claim, Experiment, Panel, Stage, Tier
-from jaxpt.lab.statistics import band
+from jaxpt.lab.report import cell
+from jaxpt.lab.statistics import over
 from jaxpt.models import ModelConfig
 from jaxpt.train.common import EnvConfig, EvalConfig
 from jaxpt.train.policy import PolicyConfig, make_policy
@@ -124,11 +125,6 @@ def stages(cfg: Config, inputs) -> list[Stage]:
         arm("dapo_again", CHANGES, stream="again"),
         arm("coin", (), reward_noise=1.0),
     ]
-
-
-def over(metric: str, batches: slice):
-    """arm -> a metric's mean over some batches, per seed."""
-    return lambda curves, arm: np.nanmean(np.asarray(curves[f"{arm}/{metric}"], np.float64)[:, batches], axis=1)
 
 
 # Every arm soon unlearns to ramble, so what is done about long answers is measured while they are there.
@@ -242,17 +238,12 @@ SWEEP = (  # scripts/tune.py dapo_ladder
 )
 
 
-def cell(x) -> str:
-    mean, low, high = (float(v[0]) for v in band(np.asarray(x)[:, None]))
-    return f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"
-
-
 def sections(cfg: Config, curves) -> str:
     rows = [
         f"| {change} | +{PAPER[change]} | " + " | ".join(
-            cell(difference(success)(curves, *way[change])) for way in (ON_LADDER, ON_GRPO, OUT_OF_DAPO)
+            cell(difference(success)(curves, *way[change]), "+.3f") for way in (ON_LADDER, ON_GRPO, OUT_OF_DAPO)
         ) + " | " + " | ".join(
-            cell(at_equal_tokens(curves, *way[change])) for way in (ON_GRPO, OUT_OF_DAPO)
+            cell(at_equal_tokens(curves, *way[change]), "+.3f") for way in (ON_GRPO, OUT_OF_DAPO)
         ) + " |"
         for change in CHANGES
     ]

@@ -30,7 +30,8 @@ import numpy as np
 
 from jaxpt.lab.errors import multiples, within
 from jaxpt.lab.experiment import Claim, Experiment, Panel, Stage, Tier
-from jaxpt.lab.statistics import band, last
+from jaxpt.lab.report import cell
+from jaxpt.lab.statistics import last
 from jaxpt.models import ModelConfig
 from jaxpt.train.common import EnvConfig, EvalConfig
 from jaxpt.train.policy import PolicyConfig, make_policy
@@ -208,10 +209,7 @@ def sections(cfg: Config, curves) -> str:
     heads = " | ".join(["split", *(f"G = {group}" for group in GROUPS)])
     lines = ["## Success at T = 1 at the end, by size of group", "", f"| {heads} |", "| --- " * (1 + len(GROUPS)) + "|"]
     for split in SPLITS:
-        cells = []
-        for group in GROUPS:
-            mean, low, high = (float(x[0]) for x in band(success(curves, f"{split}_{group}")[:, None]))
-            cells.append(f"{mean:.3f} [{low:.3f}, {high:.3f}]")
+        cells = [cell(success(curves, f"{split}_{group}")) for group in GROUPS]
         lines.append(f"| {split} | " + " | ".join(cells) + " |")
     lines += ["", "## The size of least noise, exact", "", "| row | prompts | easy | hard |", "| --- | --- | --- | --- |"]
     for row in SplitConfig().objectives:

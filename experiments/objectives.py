@@ -31,7 +31,8 @@ import numpy as np
 
 from jaxpt.lab.errors import multiples, within
 from jaxpt.lab.experiment import Claim, Experiment, Panel, Stage, Tier
-from jaxpt.lab.statistics import band, last
+from jaxpt.lab.report import cell
+from jaxpt.lab.statistics import last
 from jaxpt.models import ModelConfig
 from jaxpt.train.common import EnvConfig, EvalConfig
 from jaxpt.train.critic import CriticConfig
@@ -271,12 +272,11 @@ def sections(cfg: Config, curves) -> str:
 
     lines = []
     for name, row in ARMS.items():
-        mean, low, high = (float(x[0]) for x in band(success(curves, row)[:, None]))
         spread = np.std(success(curves, row), ddof=1) if len(curves["seeds"]) > 1 else np.nan
         at_end = {what: last(curves[f"{row}/{what}"]) for what in ("generated", "entropy", "sampled_drift", "clip_fraction")}
         exact_at = {what: [curves[f"exact/{what}_{row}"][:, at] for at in (0, -1)] for what in ("bias", "noise")}
         cells = [
-            name, f"{mean:.3f} [{low:.3f}, {high:.3f}]", mean_of(spread, 3), mean_of(at_end["generated"] / 1000, 0),
+            name, cell(success(curves, row)), mean_of(spread, 3), mean_of(at_end["generated"] / 1000, 0),
             mean_of(at_end["entropy"], 3), mean_of(at_end["sampled_drift"], 2), mean_of(at_end["clip_fraction"], 3),
             ", ".join(mean_of(x, 3) for x in exact_at["bias"]), ", ".join(mean_of(x, 2) for x in exact_at["noise"]),
         ]

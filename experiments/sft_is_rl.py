@@ -38,7 +38,8 @@ import numpy as np
 
 from jaxpt.lab.errors import multiples, within
 from jaxpt.lab.experiment import Claim, Experiment, Panel, Stage, Tier
-from jaxpt.lab.statistics import band, last
+from jaxpt.lab.report import cell
+from jaxpt.lab.statistics import last
 from jaxpt.models import ModelConfig
 from jaxpt.train.common import EnvConfig, EvalConfig
 from jaxpt.train.policy import PolicyConfig, make_policy
@@ -232,16 +233,12 @@ SWEEP = (  # scripts/tune.py sft_is_rl
 
 
 def sections(cfg: Config, curves) -> str:
-    def interval(x):
-        mean, low, high = (float(y[0]) for y in band(x[:, None]))
-        return f"{mean:.3f} [{low:.3f}, {high:.3f}]"
-
     lines = []
     for name, arm in ARMS.items():
         metrics = ("greedy_gold", "entropy", "sampled_length")
         greedy, entropy, length = (float(np.mean(last(curves[f"{arm}/{metric}"]))) for metric in metrics)
         lines.append(
-            f"| {name} | {interval(success(curves, arm))} | {interval(gain(curves, arm))} | {greedy:.3f} | {entropy:.3f} | "
+            f"| {name} | {cell(success(curves, arm))} | {cell(gain(curves, arm))} | {greedy:.3f} | {entropy:.3f} | "
             f"{length:.2f} | {float(np.mean(last(curves[f'twin_{arm}/J']))):.3f} |"
         )
     return "\n".join([

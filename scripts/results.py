@@ -18,7 +18,8 @@ from jaxpt.cli.options import split
 from jaxpt.cli.run import OPTIONS
 from jaxpt.lab import store
 from jaxpt.lab.errors import UserError
-from jaxpt.lab.report import interval, number, table, warnings
+from jaxpt.lab.markdown import table
+from jaxpt.lab.report import interval, number, warnings
 
 BEGIN, END = "<!-- results: made by scripts/results.py -->", "<!-- end of results -->"
 REPLICATION = 1000  # the first seed of a replication

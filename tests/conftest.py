@@ -5,14 +5,17 @@ import os
 import tempfile
 from pathlib import Path
 
-os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")  # this one is read when jax is imported
 os.environ.setdefault("MPLBACKEND", "agg")
-# Most of the suite's time is compilation; the lowest level halves it. Programs run at the default elsewhere.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 CACHE = Path(os.environ.get("JAXPT_TEST_CACHE", Path(tempfile.gettempdir()) / f"jaxpt-test-cache-{os.getuid()}"))
 
-import jax  # noqa: E402  (the flags above are read at import)
+import jax  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
+
+from jaxpt.lab.pool import QUICK_TO_COMPILE  # noqa: E402
+
+# Most of the suite's time is compilation. Programs run optimised elsewhere, smoke tiers aside.
+os.environ.setdefault("XLA_FLAGS", " ".join(QUICK_TO_COMPILE))
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_compilation_cache_dir", str(CACHE))

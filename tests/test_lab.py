@@ -280,7 +280,7 @@ def test_workers_share_the_cores(monkeypatch, cores, threads):
     monkeypatch.setattr(pool, "_cores", lambda: cores)
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     chosen = pool.executor(threads)
-    assert chosen == ("cpu", "cpu", min(threads, len(cores)))
+    assert chosen == ("cpu", "cpu", min(threads, len(cores)), True)
     for seeds in (0, 1, 3, 20):
         count = pool.workers(chosen, seeds)
         assert 1 <= count <= max(1, seeds)
@@ -289,9 +289,11 @@ def test_workers_share_the_cores(monkeypatch, cores, threads):
 
 
 def test_the_workers_environment(monkeypatch, tmp_path):
-    one = pool._environment(pool.Executor("cpu", "cpu", 1))
-    assert one["JAX_NUM_CPU_DEVICES"] == "1" and "multi_thread_eigen=false" in one["XLA_FLAGS"]
-    assert "multi_thread" not in pool._environment(pool.Executor("cpu", "cpu", 2)).get("XLA_FLAGS", "")
+    monkeypatch.setenv("XLA_FLAGS", "--kept")
+    one = pool._environment(pool.Executor("cpu", "cpu", 1, True))
+    assert one["JAX_NUM_CPU_DEVICES"] == "1" and one["XLA_FLAGS"] == "--kept --xla_cpu_multi_thread_eigen=false"
+    quick = pool._environment(pool.Executor("cpu", "cpu", 2, False))
+    assert quick["XLA_FLAGS"] == " ".join(["--kept", *pool.QUICK_TO_COMPILE])
     monkeypatch.setenv("JAXPT_CACHE", "off")
     assert pool.cache_folder() is None
     monkeypatch.setenv("JAXPT_CACHE", "")

@@ -7,37 +7,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from preference_loops import HYPER, PAIRED, PARTS, QUANTILES, ROWS, VALUES, B, T, facts, loops, singles
+
 from jaxpt.objectives import preference, preference_algebra, unpaired
 from jaxpt.objectives.families import FAMILIES
-from jaxpt.objectives.pairs import best_and_worst, mismatched
 from jaxpt.objectives.preference_algebra import compose
 
-B, T = 6, 6
 seeds = st.integers(0, 2**31 - 1)
-PARTS = {  # parts that no row of the tables has
-    "nll_tokens": compose("nll_tokens", "", link="logistic", term="nll_tokens", hyper={"beta": 0.5, "nll_coef": 0.3}),
-    "apo_unpaired": unpaired.compose(
-        "apo_unpaired", "", point="none", link="prospect", reduction="rows",
-        hyper={"beta": 0.5, "desirable_weight": 0.7, "undesirable_weight": 1.2},
-    ),
-}
-ROWS = {row.name: row for row in (*preference.ROWS, *unpaired.ROWS, *PARTS.values())}
-PAIRED = [name for name, row in ROWS.items() if row.family == "preference"]
-QUANTILES = ["aot", "aot_unpaired"]
-HYPER = {name: dict(row.hyper) for name, row in ROWS.items()}
-for name, changed in {  # where the default hides what the constant does
-    "wpo": {"beta": 0.4}, "wpo_unaligned": {"beta": 0.4}, "sppo": {"eta": 3.0}, "nca": {"beta": 0.5},
-    "bco_pair": {"beta": 0.5}, "bco": {"beta": 0.5}, "aot": {"label_smoothing": 0.2}, "aot_unpaired": {"label_smoothing": 0.2},
-    "ipo": {"tau": 0.7}, "ipo_sum": {"tau": 0.7}, "discopop": {"beta": 0.4, "tau": 0.5}, "dpop": {"lam": 3.0},
-    "exo": {"label_smoothing": 0.1}, "rso_hinge": {"beta": 0.4}, "kto": {"beta": 0.4, "desirable_weight": 1.3, "undesirable_weight": 0.8},
-}.items():
-    HYPER[name] |= changed
 SINGLE = {  # the unpaired rows see the chosen side as their batch, the rejected side as mismatched pairs
     "logp": "chosen_logp", "mask": "chosen_mask", "ref_logp": "ref_chosen_logp", "desirable": "desirable",
     "kl_logp": "rejected_logp", "kl_ref_logp": "ref_rejected_logp", "kl_mask": "rejected_mask",
 }
-VALUES = [f"{side}_{what}" for side in ("chosen", "rejected") for what in ("logp", "collision")]
-VALUES += ["ref_chosen_logp", "ref_rejected_logp"]
 METRICS = {"preference": preference_algebra.METRICS, "unpaired": unpaired.METRICS}
 CONSTANT = [k for k in VALUES if k not in ("chosen_logp", "rejected_logp")]
 
@@ -107,145 +87,6 @@ def without(batch, rows):
 
 def assert_same(a, b, rtol=1e-5, atol=1e-6):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), a, b)
-
-
-# --- the papers' formulas, in float64, of one pair x: zc, zr sums of log-ratios, ac, ar their means, lc, lr sums of
-# --- logp, mc, mr their means, nc, nr lengths, w and u the weights of WPO (aligned or not), and h the constants
-
-
-def logsig(v):
-    return -np.logaddexp(0, -v)
-
-
-def sig(v):
-    return 1 / (1 + np.exp(-v))
-
-
-def odds(mean):
-    return mean - np.log(1 - np.exp(mean))
-
-
-def smoothed(v, e):
-    return -(1 - e) * logsig(v) - e * logsig(-v)
-
-
-def exo(x, h):
-    q, p = sig(h["beta"] * (x["zc"] - x["zr"])), 1 - h["label_smoothing"]
-    return q * np.log(q / p) + (1 - q) * np.log((1 - q) / (1 - p))
-
-
-def discopop(x, h):
-    rho = h["beta"] * (x["zc"] - x["zr"])
-    return (1 - sig(rho / h["tau"])) * -logsig(rho) + sig(rho / h["tau"]) * np.exp(-rho)
-
-
-def dpo(x, h):
-    return -logsig(h["beta"] * (x["zc"] - x["zr"]))
-
-
-PAPER = {
-    "dpo": dpo,
-    "dpo_norm": lambda x, h: -logsig(h["beta"] * x["zc"] / x["nc"] - h["beta"] * x["zr"] / x["nr"]),
-    "cdpo": lambda x, h: smoothed(h["beta"] * (x["zc"] - x["zr"]), h["label_smoothing"]),
-    "robust_dpo": lambda x, h: (
-        (1 - h["label_smoothing"]) * dpo(x, h) - h["label_smoothing"] * dpo({"zc": x["zr"], "zr": x["zc"]}, h)
-    ) / (1 - 2 * h["label_smoothing"]),
-    "fdpo_forward_kl": lambda x, h: -logsig(h["beta"] * (-np.exp(-x["zc"]) + np.exp(-x["zr"]))),
-    "fdpo_js": lambda x, h: -logsig(
-        h["beta"] * np.log(2 * np.exp(x["zc"]) / (1 + np.exp(x["zc"])))
-        - h["beta"] * np.log(2 * np.exp(x["zr"]) / (1 + np.exp(x["zr"])))
-    ),
-    "fdpo_alpha": lambda x, h: -logsig(
-        h["beta"] / h["alpha"] * (np.exp(x["zr"]) ** -h["alpha"] - np.exp(x["zc"]) ** -h["alpha"])
-    ),
-    "ld_dpo": lambda x, h: -logsig(h["beta"] * (
-        x["hc"] - x["hr"] + h["ld_alpha"] * (x["zc"] - x["hc"]) - h["ld_alpha"] * (x["zr"] - x["hr"])
-    )),
-    "wpo": lambda x, h: x["w"] * dpo(x, h),
-    "wpo_unaligned": lambda x, h: x["u"] * dpo(x, h),
-    "rpo": lambda x, h: dpo(x, h) - h["nll_coef"] * x["lc"] / x["nc"],
-    "dpop": lambda x, h: -logsig(h["beta"] * (x["zc"] - x["zr"] - h["lam"] * max(0, -x["zc"]))),
-    "slic": lambda x, h: max(0, h["delta"] - x["lc"] + x["lr"]) - h["nll_coef"] * x["lc"],
-    "rso_hinge": lambda x, h: max(0, 1 - (h["beta"] * x["zc"] - h["beta"] * x["zr"])),
-    "ipo": lambda x, h: (x["zc"] / x["nc"] - x["zr"] / x["nr"] - 0.5 / h["tau"]) ** 2,
-    "ipo_sum": lambda x, h: (x["zc"] - x["zr"] - 0.5 / h["tau"]) ** 2,
-    "orpo": lambda x, h: -h["nll_coef"] * x["mc"] - h["lam"] * logsig(odds(x["mc"]) - odds(x["mr"])),
-    "simpo": lambda x, h: -logsig(h["beta"] * x["mc"] - h["beta"] * x["mr"] - h["gamma"]),
-    "alpha_po": lambda x, h: -logsig(
-        h["beta"] / h["alpha"] * (np.exp(-h["alpha"] * x["mr"]) - np.exp(-h["alpha"] * x["mc"])) - h["gamma"]
-    ),
-    "cpo": lambda x, h: -logsig(h["beta"] * (x["lc"] - x["lr"])) - h["nll_coef"] * x["lc"],
-    "sppo": lambda x, h: (x["zc"] - h["eta"] * (1 - 0.5)) ** 2 + (x["zr"] - h["eta"] * (0 - 0.5)) ** 2,
-    "nca": lambda x, h: (
-        -logsig(h["beta"] * x["zc"]) - 0.5 * sum(logsig(-h["beta"] * z) for z in (x["zc"], x["zr"]))
-    ),
-    "exo": exo,
-    "bco_pair": lambda x, h: -logsig(h["beta"] * x["zc"]) - logsig(-h["beta"] * x["zr"]),
-    "apo_zero": lambda x, h: 1 - sig(h["beta"] * x["zc"]) + sig(h["beta"] * x["zr"]),
-    "apo_down": lambda x, h: sig(h["beta"] * x["zc"]) + 1 - sig(h["beta"] * (x["zc"] - x["zr"])),
-    "discopop": discopop,
-    "nll_tokens": lambda x, h: dpo(x, h) - h["nll_coef"] * x["lc"] * x["pairs"] / x["tokens"],
-}
-
-
-def facts(batch, at=None):
-    """What the formulas are made of, for every pair that counts; weights from the arrays `at`."""
-    at, found = batch if at is None else at, []
-    f64 = {k: np.asarray(batch[k], np.float64) for k in VALUES}
-    for i in range(B):
-        kept = {s: [t for t in range(T) if batch[f"{side}_mask"][i, t]] for s, side in (("c", "chosen"), ("r", "rejected"))}
-        if not (kept["c"] and kept["r"]):
-            continue
-        x, shorter = {"w": 1.0, "u": 1.0}, min(map(len, kept.values()))
-        for s, side in (("c", "chosen"), ("r", "rejected")):
-            logp, ref = f64[f"{side}_logp"][i], f64[f"ref_{side}_logp"][i]
-            x |= {f"z{s}": sum(logp[t] - ref[t] for t in kept[s]), f"l{s}": sum(logp[t] for t in kept[s])}
-            x[f"n{s}"] = len(kept[s])
-            x |= {f"h{s}": sum(logp[t] - ref[t] for t in kept[s][:shorter]), f"m{s}": x[f"l{s}"] / x[f"n{s}"]}
-            own = [float(at[f"{side}_logp"][i, t]) for t in kept[s]]
-            x["u"] *= np.exp(np.mean(own))
-            x["w"] *= np.exp(np.mean(own) - np.mean([float(batch[f"{side}_collision"][i, t]) for t in kept[s]]))
-        found.append(x)
-    tokens = sum(x["nc"] for x in found)
-    return [{**x, "pairs": len(found), "tokens": tokens} for x in found]
-
-
-def singles(batch, side="chosen"):
-    """(log-ratio, desirable) of every response of a side that counts."""
-    f64 = {k: np.asarray(batch[k], np.float64) for k in VALUES}
-    gap = f64[f"{side}_logp"] - f64[f"ref_{side}_logp"]
-    return [
-        (sum(gap[i, t] for t in range(T) if mask[t]), batch["desirable"][i] > 0)
-        for i, mask in enumerate(batch[f"{side}_mask"]) if mask.any()
-    ]
-
-
-def loops(batch, at=None):
-    """{row: loss} in float64; what is held constant (weights, reference points) is taken from `at`."""
-    at = batch if at is None else at
-    pairs, out = facts(batch, at), {}
-    for name, f in PAPER.items():
-        out[name] = sum(f(x, HYPER[name]) for x in pairs) / max(len(pairs), 1)
-    between = sorted(x["lc"] - x["lr"] for x in pairs), sorted(x["lc"] - x["zc"] - x["lr"] + x["zr"] for x in pairs)
-    apart = sorted(x["zc"] for x in pairs), sorted(x["zr"] for x in pairs)
-    for name, (high, low) in zip(QUANTILES, (between, apart), strict=True):
-        h = HYPER[name]
-        terms = [smoothed(h["beta"] * (a - b), h["label_smoothing"]) for a, b in zip(high, low, strict=True)]
-        out[name] = sum(terms) / max(len(pairs), 1)
-    rows = singles(batch)
-    mismatches = [z for z, _ in singles(at, "rejected")]
-    for name, kl in (("kto", max(0, np.mean(mismatches)) if mismatches else 0.0), ("apo_unpaired", 0.0)):
-        h = HYPER[name]
-        terms = [
-            h["desirable_weight"] * (1 - sig(h["beta"] * (z - kl))) if good
-            else h["undesirable_weight"] * (1 - sig(h["beta"] * (kl - z))) for z, good in rows
-        ]
-        out[name] = sum(terms) / max(len(terms), 1)
-    means = [np.mean(zs) for zs in ([z for z, good in singles(at) if good == kind] for kind in (True, False)) if zs]
-    delta, beta = np.mean(means) if means else 0.0, HYPER["bco"]["beta"]
-    kinds = [[-logsig(beta * (z - delta) * sign) for z, good in rows if good == (sign > 0)] for sign in (1, -1)]
-    out["bco"] = sum(np.mean(kind) for kind in kinds if kind)
-    return out
 
 
 @given(seed=seeds)
@@ -540,47 +381,6 @@ def test_matched_and_mismatched_pairs_are_not_mixed():
     shared = ROWS["kto"].prepare(args, total=total)
     np.testing.assert_allclose(shared["point"], kl, rtol=1e-6)
     assert sum(shared["totals"].values()) == 3 * len(singles(batch))
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 8])
-def test_a_mismatched_pair_contains_no_matched_index(size):
-    response, valid = mismatched(jnp.arange(size))
-    assert sorted(response.tolist()) == list(range(size))
-    assert (np.asarray(response) != np.arange(size)).all() == np.asarray(valid).all() == (size >= 2)
-    if size == 1:
-        assert not valid.any()
-
-
-@given(seed=seeds)
-def test_mismatched_pairs_keep_groups_apart(seed):
-    rng = np.random.default_rng(seed)
-    group = rng.integers(0, rng.integers(1, 5), 8)
-    response, valid = map(np.asarray, mismatched(jnp.asarray(group)))
-    assert sorted(response) == list(range(8)) and (valid == (group[response] != group)).all()
-    most = np.bincount(group).max()
-    assert valid.sum() == min(8, 2 * (8 - most))  # the most that any pairing can have
-
-
-def test_best_and_worst_of_a_group():
-    reward = jnp.asarray([0.1, 0.9, 0.9, 0.3, 0.3, 0.3, jnp.nan, 1.0, -1.0, 2.0])
-    group = jnp.asarray([5, 5, 5, 2, 2, 2, 7, 7, 7, 9])
-    chosen, rejected, exists = map(np.asarray, best_and_worst(reward, group))
-    assert np.flatnonzero(exists).tolist() == [0, 6]  # a tied group and a lone row make no pair
-    assert (chosen[0], rejected[0], chosen[6], rejected[6]) == (1, 0, 7, 8)
-
-
-@given(seed=seeds)
-def test_best_and_worst_against_a_loop(seed):
-    rng = np.random.default_rng(seed)
-    reward, group = rng.choice([0.0, 0.5, 1.0, np.nan], 8), rng.integers(0, 4, 8)
-    chosen, rejected, exists = map(np.asarray, best_and_worst(jnp.asarray(reward, jnp.float32), jnp.asarray(group)))
-    for i in range(8):
-        found = [reward[j] for j in range(8) if group[j] == group[i] and np.isfinite(reward[j])]
-        first = i == np.flatnonzero(group == group[i])[0]
-        assert exists[i] == (first and len(set(found)) > 1)
-        if exists[i]:
-            assert reward[chosen[i]] == max(found) and reward[rejected[i]] == min(found)
-            assert group[chosen[i]] == group[rejected[i]] == group[i]
 
 
 def test_what_a_row_lacks_is_said():

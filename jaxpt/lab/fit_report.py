@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 import jaxpt
+from jaxpt.lab.markdown import table
 from jaxpt.lab.points import Points
 from jaxpt.scaling.chinchilla import NAMES
 from jaxpt.scaling.frontier import exponent
@@ -146,9 +147,7 @@ def as_text(entry: dict[str, Any]) -> str:
 def as_markdown(entry: dict[str, Any]) -> str:
     parts = ["## Chinchilla law", "\n".join(f"- {sentence}" for sentence in sentences(entry))]
     for title, header, rows in tables(entry):
-        lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
-                 for row in [header, ["---"] * len(header), *rows]]
-        parts += [*([f"### {title}"] if title else []), "\n".join(lines)]
+        parts += [*([f"### {title}"] if title else []), table(header, rows)]
     if entry["warnings"]:
         parts += ["### Warnings", "\n".join(f"- {sentence}" for sentence in entry["warnings"])]
     return "\n\n".join(parts)

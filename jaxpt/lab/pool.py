@@ -22,6 +22,10 @@ from typing import Any, NamedTuple
 from jaxpt.lab import store
 from jaxpt.lab.errors import RunFailed, UserError
 
+QUICK_TO_COMPILE = ["--xla_backend_optimization_level=0"]
+if importlib.metadata.version("jaxlib") < "0.11":  # the older emitters are quicker still; later versions do without
+    QUICK_TO_COMPILE += ["--xla_cpu_use_fusion_emitters=false"]
+
 Message = dict[str, Any]
 Worker = subprocess.Popen[bytes]
 Messages = queue.SimpleQueue[tuple[int, Message | None]]  # (worker, what it says); None: it is gone
@@ -33,11 +37,13 @@ class Executor(NamedTuple):
     platform: str  # cpu, gpu, tpu
     kind: str  # the device's own name
     threads: int  # of the process that runs one seed; 0 where the platform has no say in it
+    optimised: bool  # machine code as usual; without, on CPUs, compiling takes a fraction of the time, steps far more
 
 
-def executor(threads: int) -> Executor:
+def executor(threads: int, optimised: bool = True) -> Executor:
     platform, kind = _probe()
-    return Executor(platform, kind, min(threads, len(_cores())) if platform == "cpu" else 0)
+    cpu = platform == "cpu"
+    return Executor(platform, kind, min(threads, len(_cores())) if cpu else 0, optimised or not cpu)
 
 
 def workers(chosen: Executor, seeds: int) -> int:
@@ -150,8 +156,10 @@ def _environment(chosen: Executor) -> dict[str, str]:
         env["JAX_PLATFORMS"] = "cpu"
         env["JAX_NUM_CPU_DEVICES"] = "1"
         env |= {f"{library}_NUM_THREADS": str(chosen.threads) for library in ("OMP", "OPENBLAS", "MKL")}
-        if chosen.threads == 1:
-            env["XLA_FLAGS"] = f"{env.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false".strip()
+        flags = [env.get("XLA_FLAGS", "")]
+        flags += ["--xla_cpu_multi_thread_eigen=false"] if chosen.threads == 1 else []
+        flags += [] if chosen.optimised else QUICK_TO_COMPILE
+        env["XLA_FLAGS"] = " ".join(flags).strip()
     cache = cache_folder()
     if cache is not None:
         env |= {"JAX_COMPILATION_CACHE_DIR": str(cache), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from jaxpt.lab.experiment import Curves, Stage
-from jaxpt.lab.statistics import band, last
+from jaxpt.lab.markdown import table
+from jaxpt.lab.statistics import estimate, last
 
 TUNING_SEEDS = 10000  # seeds from here on are for tuning: no claim may rest on them
 
@@ -18,6 +19,12 @@ def number(x: float | None) -> str:
 
 def interval(ci: Sequence[float]) -> str:
     return "n/a" if not np.all(np.isfinite(ci)) else f"[{number(ci[0])}, {number(ci[1])}]"
+
+
+def cell(values: np.ndarray, form: str = ".3f") -> str:
+    """One number per seed as "mean [low, high]", with the 95% t interval."""
+    mean, low, high = estimate(values)
+    return f"{mean:{form}} [{low:{form}}, {high:{form}}]"
 
 
 def claim_row(claim: Mapping[str, Any]) -> list[str]:
@@ -31,11 +38,6 @@ def claim_row(claim: Mapping[str, Any]) -> list[str]:
 
 
 CLAIM_HEADER = ["claim", "verdict", "estimate", "95% CI", "n", "margin", "MDE", "control"]
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 def warnings(claims: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -74,7 +76,7 @@ def final_values(curves: Curves, stages: Sequence[Stage]) -> str:
         stage, _, metric = name.partition("/")
         if stage in {s.name for s in stages} and curves[name].ndim == 2:
             values = last(curves[name])
-            mean, low, high = (float(x[0]) for x in band(values[:, None]))
+            mean, low, high = estimate(values)
             n = int(np.isfinite(values).sum())
             rows.append([stage, metric, number(mean), interval([low, high]), str(n)])
     return table(["stage", "metric", "last value", "95% CI", "n"], rows)

@@ -105,7 +105,7 @@ def make_plan(name: str, tier: str, seeds: int | None, seed0: int, out: str | Pa
         on_progress({"kind": "inputs", "experiment": loaded.name})
     inputs = _inputs(experiment, config)
     stages = _stages(experiment, config, inputs)
-    executor = pool.executor(experiment.threads)
+    executor = pool.executor(experiment.threads, optimised=tier != "smoke")  # a smoke run is mostly compilation
     _check_claims(experiment)
     claims = identity.claim_records(experiment.claims)
     same_run = {

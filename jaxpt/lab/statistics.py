@@ -13,7 +13,7 @@ with m 2^-n >= .05 under Holm's correction; the minimal detectable effect is the
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -135,3 +135,14 @@ def band(curve: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         error = np.sqrt((deviation**2).sum(axis=0) / (n - 1) / n)
         half = np.where(n > 1, stdtrit(np.maximum(n - 1, 1), 0.975) * error, np.nan)
     return mean, mean - half, mean + half
+
+
+def estimate(values: np.ndarray) -> tuple[float, float, float]:
+    """Mean, low, high of one number per seed, [n]: `band` of a single step."""
+    mean, low, high = (float(x[0]) for x in band(np.asarray(values)[:, None]))
+    return mean, low, high
+
+
+def over(metric: str, steps: slice) -> Callable[[Mapping[str, np.ndarray], str], np.ndarray]:
+    """(curves, stage) -> [n]: the metric's mean over some steps of the stage; NaN is "not measured"."""
+    return lambda curves, stage: np.nanmean(np.asarray(curves[f"{stage}/{metric}"], np.float64)[:, steps], axis=1)

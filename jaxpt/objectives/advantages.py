@@ -17,7 +17,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpt.ops.masked import group_extreme, group_sum, keep, safe_div, sorted_groups
+from jaxpt.ops.masked import at_least_float32, group_extreme, group_sum, keep, safe_div, sorted_groups
 from jaxpt.types import Array
 
 Group = Array | tuple[Array, ...]
@@ -35,7 +35,7 @@ class Standing(NamedTuple):
 
 
 def standing(rewards: Array, group: Group) -> Standing:
-    rewards = _numbers(rewards)
+    rewards = at_least_float32(rewards)
     scored = jnp.isfinite(rewards)
     if isinstance(group, tuple):
         sum_of, extreme_of = sorted_groups(group)
@@ -54,19 +54,19 @@ def standing(rewards: Array, group: Group) -> Standing:
 
 def constant(rewards: Array, group: Group) -> Array:
     """A = 1: every kept token is to be repeated, scored or not. Maximum likelihood as a policy gradient."""
-    return jnp.ones_like(_numbers(rewards))
+    return jnp.ones_like(at_least_float32(rewards))
 
 
 def monte_carlo(rewards: Array, group: Group) -> Array:
     """A_i = r_i: no baseline (Williams 1992)."""
-    rewards = _numbers(rewards)
+    rewards = at_least_float32(rewards)
     return keep(rewards, jnp.isfinite(rewards))
 
 
 def above_baseline(rewards: Array, group: Group, *, baseline: Array) -> Array:
     """A_i = r_i - b_i, b_i a reward that does not depend on the sample, such as the greedy answer's (Li et al. 2023,
     arXiv 2310.10505, section 4). baseline [B]; where it is not finite, the row gets 0."""
-    rewards, baseline = _numbers(rewards), _numbers(baseline)
+    rewards, baseline = at_least_float32(rewards), at_least_float32(baseline)
     scored = jnp.isfinite(rewards) & jnp.isfinite(baseline)
     return keep(rewards, scored) - keep(baseline, scored)
 
@@ -106,7 +106,7 @@ def standardised_parts(
 
     parts [B,Q]. The reward itself is not read, but where it or a part is not finite the row is missing.
     """
-    parts = _numbers(parts)
+    parts = at_least_float32(parts)
     scored = jnp.isfinite(rewards) & jnp.all(jnp.isfinite(parts), axis=1)
     each = jax.vmap(lambda part: standardised(jnp.where(scored, part, jnp.nan), group, std_eps=std_eps, ddof=ddof), 1, 1)
     return jnp.sum(each(parts), axis=1)
@@ -175,12 +175,8 @@ def exponential(rewards: Array, group: Group, *, temperature: float, weight_max:
     """A_i = min(exp((r_i - mean) / temperature), weight_max): a weight for imitation, never negative (Peng et al. 2019,
     arXiv 1910.00177, eq. 10), the group's mean in the critic's place. 1 in a group without signal, 0 without reward."""
     at = standing(rewards, group)
-    scored = jnp.isfinite(_numbers(rewards))
+    scored = jnp.isfinite(at_least_float32(rewards))
     return keep(jnp.exp(jnp.minimum(at.place * at.spread / temperature, jnp.log(weight_max))), scored)
-
-
-def _numbers(x: Array) -> Array:
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def _rounding(*x: Array) -> Array:

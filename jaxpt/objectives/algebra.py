@@ -8,7 +8,6 @@
 """
 
 from collections.abc import Mapping
-from functools import partial
 from types import MappingProxyType
 
 import chex
@@ -17,10 +16,10 @@ import jax.numpy as jnp
 from jaxpt.objectives import loss_parts
 from jaxpt.objectives import parts as tables
 from jaxpt.objectives import reduction as reductions
-from jaxpt.objectives.parts import Part, Penalty
-from jaxpt.objectives.row import Row, replaced
+from jaxpt.objectives.parts import Part, Penalty, bind
+from jaxpt.objectives.row import Row
 from jaxpt.objectives.shaping import on_last_token
-from jaxpt.ops.masked import count, keep, stop, weighed
+from jaxpt.ops.masked import at_least_float32, count, keep, stop, weighed
 from jaxpt.types import Array, Trajectory
 
 LOSS_READS = ("ref_logp", "entropy", "sampler_logp", "weights", "prompt_tokens")  # by the loss, beyond its arguments
@@ -77,23 +76,16 @@ def compose(
     wanted = {what for part in parts.values() for what in part.reads} | ({"values"} if critic != "none" else set())
     needs = tuple(what for what in (*LOSS_READS, "values", *GIVEN) if what in wanted)
     hyper = dict(hyper or {})
-    used = {constant for part in parts.values() for constant in part.uses}
-    if used != set(hyper):
-        raise ValueError(f"row {name!r}: hyper has {sorted(hyper)}, its parts use {sorted(used)}")
+    apply, constants_with = bind(name, parts, hyper)
 
-    constants_with = partial(replaced, name, hyper)
-
-    def apply(kind: str, *arrays, given: Mapping[str, Array] = MappingProxyType({}), **constants: float):
-        return parts[kind].fn(*arrays, **given, **{k: constants[k] for k in parts[kind].uses})
-
-    def token_rewards(traj: Trajectory, ref_logp, process, constants) -> Array:
+    def token_rewards(traj: Trajectory, outcome, ref_logp, process, constants) -> Array:
         """[B,T]: the shaped reward at the last decision, process rewards and the KL at their own."""
-        rewards = on_last_token(_at_least_float32(apply("shaping", traj, **constants)), traj.mask)
+        rewards = on_last_token(outcome, traj.mask)
         if process is not None:
             rewards = rewards + keep(process, traj.mask).astype(rewards.dtype)
-        old_logp = keep(_at_least_float32(traj.old_logp), traj.mask)
+        old_logp = keep(at_least_float32(traj.old_logp), traj.mask)
         if penalised and kl.placement == "reward":
-            rewards = rewards - constants["beta"] * parts["kl"].fn(old_logp, keep(_at_least_float32(ref_logp), traj.mask))
+            rewards = rewards - constants["beta"] * parts["kl"].fn(old_logp, keep(at_least_float32(ref_logp), traj.mask))
         if entropy_term == "reward":
             rewards = rewards + apply("entropy", old_logp, **constants)
         return rewards
@@ -104,19 +96,20 @@ def compose(
     ) -> dict:
         constants = constants_with(overrides)
         decided = traj.mask > 0
-        rewards = token_rewards(traj, ref_logp, process, constants)
+        outcome = at_least_float32(apply("shaping", traj, **constants))
+        rewards = token_rewards(traj, outcome, ref_logp, process, constants)
         scored = decided & jnp.all(jnp.isfinite(rewards), axis=1, keepdims=True)
         of_row, returns = jnp.sum(keep(rewards, scored), axis=1), jnp.zeros_like(rewards)
         if stepwise:
             rewards = keep(rewards, scored)
-            values = jnp.zeros_like(rewards) if values is None else keep(_at_least_float32(values), decided)
+            values = jnp.zeros_like(rewards) if values is None else keep(at_least_float32(values), decided)
             final = jnp.zeros_like(rewards[:, 0]) if final_values is None else keep(final_values, traj.truncated)
             advantages = apply("advantage", rewards, values, scored, final.astype(rewards.dtype), **constants)
             returns = advantages + values  # a row whose reward is missing teaches the critic nothing
         else:
             offered = {
                 "baseline": baseline, "anchor": anchor, "parts": traj.parts if traj.parts.shape[1] else None, "total": total,
-                "outcome": _at_least_float32(apply("shaping", traj, **constants)), "length": count(decided, axis=1),
+                "outcome": outcome, "length": count(decided, axis=1),
                 "process": jnp.zeros_like(rewards) if process is None else process.astype(rewards.dtype),
             }
             missing = [what for what in needs if what in offered and offered[what] is None]
@@ -143,14 +136,14 @@ def compose(
         of_tokens = {
             "ref_logp": stop(ref_logp), "entropy": entropy, "sampler_logp": stop(sampler_logp), "weights": stop(weights),
         }
-        given = {what: keep(_at_least_float32(x), mask) for what, x in of_tokens.items() if what in needs and x is not None}
+        given = {what: keep(at_least_float32(x), mask) for what, x in of_tokens.items() if what in needs and x is not None}
         given |= {"prompt_tokens": prompt_tokens} if prompt_tokens is not None else {}
         missing = [what for what in needs if what in LOSS_READS and what not in given]
         if missing:
             raise TypeError(f"row {name!r} needs {missing[0]}")
         read = lambda kind: [given[what] for what in parts[kind].reads]  # noqa: E731
         logp, old_logp, advantages = (
-            keep(_at_least_float32(x), mask) for x in (logp, stop(old_logp), stop(advantages))
+            keep(at_least_float32(x), mask) for x in (logp, stop(old_logp), stop(advantages))
         )
         rho = apply("ratio", logp, old_logp, mask)
         per_token, metrics = apply("surrogate", logp, old_logp, rho, advantages, mask, **constants)
@@ -193,7 +186,3 @@ def _formula(parts: Mapping[str, Part], kl: Penalty) -> str:
     kinds = ("ratio", "weights", "correction", "advantage", "normalisation", "credit", "shaping", *below, "selection", "filter",
              "critic")
     return "\n".join(lines + [parts[kind].formula for kind in kinds if parts[kind].formula])
-
-
-def _at_least_float32(x: Array) -> Array:
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))

@@ -20,7 +20,8 @@ from jaxpt.objectives.algebra import compose
 from jaxpt.objectives.parts import Penalty
 from jaxpt.objectives.reduction import token_mean, totals_of
 from jaxpt.objectives.row import Row, replaced
-from jaxpt.ops.masked import keep, safe_div, stop, weighed
+from jaxpt.ops.logprobs import centred
+from jaxpt.ops.masked import at_least_float32, keep, safe_div, stop, weighed
 from jaxpt.types import Array
 
 
@@ -35,7 +36,7 @@ class Distribution(NamedTuple):
 def distribution(logits: Array) -> Distribution:
     """softmax over the last axis."""
     there = logits > -jnp.inf
-    logits = logits - stop(jnp.max(logits, axis=-1, keepdims=True))  # first, to keep the digits of large ones
+    logits, _ = centred(logits)
     logp = jnp.where(there, logits, 0.0) - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
     return Distribution(jnp.where(there, jnp.exp(logp), 0.0), logp, there)
 
@@ -177,7 +178,7 @@ def _row(
         temperature = constants.pop("temperature") if "temperature" in hyper else 1.0
 
         def read(logits: Array) -> Distribution:
-            return distribution(keep(_wide(logits), mask[..., None]) / temperature)
+            return distribution(keep(at_least_float32(logits), mask[..., None]) / temperature)
 
         s, t = read(student_logits), read(stop(teacher_logits))
         per_token = temperature**2 * divergence(s, t, **constants)
@@ -193,10 +194,6 @@ def _row(
         needs=(), hyper=hyper, prepare=prepare, loss=loss, additive=True, claims=("additive",),
         parts={"divergence": words, "reduction": "every token weighs the same"}, alias_of=alias_of,
     )
-
-
-def _wide(x: Array) -> Array:
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def _opd() -> Row:
@@ -303,7 +300,7 @@ def minillm_long_term(old_logp: Array, teacher_logp: Array, mask: Array) -> Arra
     """Advantages of the other part of MiniLLM's gradient (Gu et al. 2023, arXiv 2306.08543, section 2.2, length
     normalisation): the mean of log t - log s over the sampled tokens behind this one. All [B,T]; no gradient.
     """
-    worth = keep(_wide(stop(teacher_logp)), mask) - keep(_wide(stop(old_logp)), mask)
+    worth = keep(at_least_float32(stop(teacher_logp)), mask) - keep(at_least_float32(stop(old_logp)), mask)
     decided = (mask > 0).astype(worth.dtype)
     to_go, left = (jnp.cumsum(x[:, ::-1], axis=1)[:, ::-1] - x for x in (worth, decided))
     return keep(safe_div(to_go, left), mask)

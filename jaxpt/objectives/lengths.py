@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from jaxpt.objectives.row import Row, replaced
 from jaxpt.objectives.shaping import soft_overlong
-from jaxpt.ops.masked import group_extreme, stop
+from jaxpt.ops.masked import at_least_float32, group_extreme, stop
 from jaxpt.types import Array
 
 
@@ -70,7 +70,7 @@ def _row(
         return {}
 
     def loss(length, reward, target=None, group=None, **overrides):
-        length, reward = (x.astype(jnp.promote_types(x.dtype, jnp.float32)) for x in (length, stop(reward)))
+        length, reward = at_least_float32(length), at_least_float32(stop(reward))
         given = {"target": stop(target), "group": group}
         return added(length, reward, *(given[what] for what in needs), **replaced(name, hyper, overrides))
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxpt.objectives.shaping import has_signal
 from jaxpt.objectives.value import whiten
-from jaxpt.ops.masked import count, keep, masked_sum, safe_div
+from jaxpt.ops.masked import beyond_rounding, count, keep, masked_sum, safe_div
 from jaxpt.types import Array
 
 
@@ -50,5 +50,5 @@ def _deviation(x: Array, rows: Array, n: Array, total) -> Array:
     """Over n - 1; 0 for fewer than two rows, and where they differ by rounding alone."""
     mean = safe_div(total(masked_sum(x, rows)), n)
     squares, size = total((masked_sum((x - mean) ** 2, rows), masked_sum(x**2, rows)))
-    varies = squares > (16 * jnp.finfo(x.dtype).eps) ** 2 * size
+    varies = beyond_rounding(squares, size)
     return jnp.sqrt(jnp.where(varies, safe_div(jnp.where(varies, squares, 1.0), jnp.maximum(n - 1, 0.0)), 0.0))

@@ -6,13 +6,16 @@ the row's hyper; `uses` names the constants a part needs, `reads` what its funct
 kind. A part that is not `additive` looks at all rows that are given together, so partial losses do not add up.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
 from jaxpt.objectives import advantages as adv
 from jaxpt.objectives import credit, normalisation, shaping, value
+from jaxpt.objectives.row import replaced
 from jaxpt.types import Array, Trajectory
 
 
@@ -23,6 +26,19 @@ class Part(NamedTuple):
     uses: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
     additive: bool = True
+
+
+def bind(name: str, parts: Mapping[str, Part], hyper: Mapping[str, float]) -> tuple[Callable, Callable]:
+    """(apply, constants_with): a part called with its own constants (and what it reads, as `given`), and the row's
+    constants with some replaced. ValueError where hyper is not exactly what the parts use."""
+    used = {constant for part in parts.values() for constant in part.uses}
+    if used != set(hyper):
+        raise ValueError(f"row {name!r}: hyper has {sorted(hyper)}, its parts use {sorted(used)}")
+
+    def apply(kind: str, *arrays, given: Mapping[str, Any] = MappingProxyType({}), **constants: float):
+        return parts[kind].fn(*arrays, **given, **{k: constants[k] for k in parts[kind].uses})
+
+    return apply, partial(replaced, name, hyper)
 
 
 class Penalty(NamedTuple):

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 
 from jaxpt.objectives import advantages as adv
 from jaxpt.objectives import value
+from jaxpt.objectives.loss_parts import CLIP
 from jaxpt.objectives.parts import Part
 from jaxpt.objectives.reduction import Totals
-from jaxpt.ops.masked import bounded_exp, count, keep, masked_mean, masked_sum, safe_div, stop
+from jaxpt.ops.masked import bounded_exp, count, keep, less_mean, masked_mean, masked_sum, safe_div, stop
 from jaxpt.types import Array
 
 # --- advantages of a group
@@ -123,7 +124,7 @@ WITH_CRITIC = ("gae_unbootstrapped", "gae_every_place")
 def _moments(x: Array, mask: Array, total, ddof: float) -> tuple[Array, Array]:
     """x - mean, and the variance over n - ddof, of the kept tokens of the batch."""
     x, n = keep(x, mask), total(count(mask))
-    centred = keep(x - safe_div(total(jnp.sum(x)), n), mask)
+    centred = less_mean(x, mask, n, total)
     return centred, safe_div(total(jnp.sum(centred**2)), jnp.maximum(n - ddof, 0.0))
 
 
@@ -255,7 +256,6 @@ def quadratic(logp, old_logp, ratio, advantages, mask, *, old_coef: float):
     return -logp * advantages + 0.5 * old_coef * (logp - old_logp) ** 2, {}
 
 
-CLIP = ("eps_low", "eps_high")
 SURROGATES = {
     "unclipped": Part(unclipped, "-rho_it A_it", "the ratio, without a clip"),
     "capped_weight": Part(

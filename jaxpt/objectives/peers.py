@@ -11,11 +11,11 @@ from functools import partial
 from jaxpt.objectives import algebra
 from jaxpt.objectives.parts import Penalty
 from jaxpt.objectives.peer_parts import MORE
+from jaxpt.objectives.policy import CLIP
 from jaxpt.objectives.row import Row
 
 compose = partial(algebra.compose, more=MORE)
 
-CLIP = {"eps_low": 0.2, "eps_high": 0.2}
 TRL, VERL, OPENRLHF = "TRL 1.16.0, ", "verl 0.9.1, ", "OpenRLHF 0.11.2, "
 TUNIX, SKYRL, RLAX = "Tunix 0.1.7, ", "SkyRL 0.4.0, ", "rlax 0.1.9, "
 

@@ -3,9 +3,8 @@ scales, best of k, several rewards, steps of an episode. Their losses are those 
 
 from jaxpt.objectives.algebra import compose
 from jaxpt.objectives.parts import Penalty
+from jaxpt.objectives.policy import CLIP, STANDARDISED
 
-CLIP = {"eps_low": 0.2, "eps_high": 0.2}
-STANDARDISED = {"std_eps": 0.0, "ddof": 1.0}
 SCORE = dict(ratio="none", surrogate="score", reduction="sequence_sum")
 CLIPPED = dict(ratio="token", surrogate="clipped")
 
@@ -19,8 +18,8 @@ REINFORCE_BASELINE = compose(
 RLOO_KL = compose(
     "rloo_kl",
     "Ahmadian et al. 2024, arXiv 2402.14740, eq. 8 on the reward of its eq. 2, which has the KL of the whole sequence in "
-    "it; beta of TRL's trainer",
-    advantage="leave_one_out", kl=Penalty("k1", placement="reward"), **SCORE, hyper={"beta": 0.05},
+    "it; beta of appendix C (summarisation)",
+    advantage="leave_one_out", kl=Penalty("k1", placement="reward"), **SCORE, hyper={"beta": 0.03},
     claims=("additive", "leave_one_out_independence"),
 )
 
@@ -103,7 +102,8 @@ GRPO_PROCESS = compose(
 
 GIGPO = compose(
     "gigpo",
-    "Feng et al. 2025, arXiv 2505.10978, section 4: episodes of the group, and turns that begin in the same state",
+    "Feng et al. 2025, arXiv 2505.10978, section 4: episodes of the group, and turns that begin in the same state; beta, gamma "
+    "and omega of the authors' code (verl-agent)",
     advantage="standardised", credit="anchor_state", **CLIPPED, reduction="token_mean", kl=Penalty("k3"),
     hyper={**CLIP, **STANDARDISED, "gamma": 0.95, "step_weight": 1.0, "beta": 0.01},
     claims=("additive", "scale_invariance"),

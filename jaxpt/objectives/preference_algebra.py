@@ -10,16 +10,15 @@ of no tokens is never asked for. Masks may have holes; tokens are counted by the
 """
 
 from collections.abc import Mapping
-from functools import partial
 
 import chex
 import jax.numpy as jnp
 
 from jaxpt.objectives import preference_parts as tables
-from jaxpt.objectives.parts import Part
+from jaxpt.objectives.parts import Part, bind
 from jaxpt.objectives.preference_parts import Pairs
-from jaxpt.objectives.row import Row, replaced
-from jaxpt.ops.masked import count, keep, masked_sum, safe_div, stop, weighed
+from jaxpt.objectives.row import Row
+from jaxpt.ops.masked import at_least_float32, count, keep, masked_sum, safe_div, stop, weighed
 from jaxpt.types import Array
 
 METRICS = ("chosen_reward", "rejected_reward", "accuracy")  # of pairs that count; rewards without beta
@@ -95,25 +94,12 @@ def compose(
     )
 
 
-def bind(name: str, parts: Mapping[str, Part], hyper: Mapping[str, float]):
-    """(apply, constants_with): a part called with its own constants, and the row's constants with some replaced."""
-    used = {constant for part in parts.values() for constant in part.uses}
-    if used != set(hyper):
-        raise ValueError(f"row {name!r}: hyper has {sorted(hyper)}, its parts use {sorted(used)}")
-
-    def apply(kind: str, *arrays, **constants: float):
-        return parts[kind].fn(*arrays, **{k: constants[k] for k in parts[kind].uses})
-
-    return apply, partial(replaced, name, hyper)
-
-
 def kept(values: tuple[Array, ...], masks: tuple[Array, ...]) -> tuple[Array, ...]:
     """Per-token values, at least float32, 0 where nothing is kept."""
     chex.assert_equal_shape_prefix([*values, *masks], 1)
     for x, mask in zip(values, masks, strict=True):
         chex.assert_equal_shape([x, mask])
-    wide = (x.astype(jnp.promote_types(x.dtype, jnp.float32)) for x in values)
-    return tuple(keep(x, mask) for x, mask in zip(wide, masks, strict=True))
+    return tuple(keep(at_least_float32(x), mask) for x, mask in zip(values, masks, strict=True))
 
 
 def given(name: str, need: str, values: tuple[Array | None, ...], masks: tuple[Array, ...]) -> tuple[Array, ...]:

@@ -12,14 +12,16 @@ import jax.numpy as jnp
 from jaxpt.objectives.reduction import Totals, sequence_sum, token_mean, totals_of
 from jaxpt.objectives.row import Row, replaced
 from jaxpt.objectives.shaping import on_last_token
-from jaxpt.ops.masked import count, keep, masked_sum, safe_div, stop, weighed
+from jaxpt.ops.masked import (
+    at_least_float32, beyond_rounding, count, keep, less_mean, masked_sum, safe_div, stop, weighed,
+)
 from jaxpt.types import Array, Metrics
 
 softplus, log_sigmoid = jax.nn.softplus, jax.nn.log_sigmoid
 
 
 def _clean(x: Array, mask: Array) -> Array:
-    return keep(x, mask).astype(jnp.promote_types(x.dtype, jnp.float32))
+    return at_least_float32(keep(x, mask))
 
 
 # --- two responses: chosen, rejected [B] -> [B]
@@ -274,12 +276,9 @@ def length_residual(reward: Array, length: Array, mask: Array, total=lambda tree
     """
     reward, length = _clean(reward, mask), _clean(length, mask)
     n = total(count(mask))
-
-    def centre(x: Array) -> Array:
-        return keep(x - safe_div(total(jnp.sum(x)), n), mask)
-
-    away = centre(centre(length))  # twice: the rounding error of a long sum is no spread
-    products, squares, size = total((jnp.sum(away * centre(reward)), jnp.sum(away**2), jnp.sum(length**2)))
-    varies = squares > (16 * jnp.finfo(away.dtype).eps) ** 2 * size
+    away = less_mean(less_mean(length, mask, n, total), mask, n, total)  # twice: a long sum's rounding error is no spread
+    gain = less_mean(reward, mask, n, total)
+    products, squares, size = total((jnp.sum(away * gain), jnp.sum(away**2), jnp.sum(length**2)))
+    varies = beyond_rounding(squares, size)
     slope = jnp.where(varies, products / jnp.where(varies, squares, 1.0), 0.0)
     return keep(reward - slope * away, mask)

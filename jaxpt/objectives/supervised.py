@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jaxpt.objectives.algebra import compose
 from jaxpt.objectives.reduction import Totals, token_mean, totals_of
 from jaxpt.objectives.row import Row, replaced
-from jaxpt.ops.logprobs import token_stats
-from jaxpt.ops.masked import keep, masked_sum, safe_div, stop, weighed
+from jaxpt.ops.logprobs import centred, token_stats
+from jaxpt.ops.masked import at_least_float32, keep, masked_sum, safe_div, stop, weighed
 from jaxpt.types import Array, Metrics
 
 
@@ -67,13 +67,13 @@ def _row(
     def prepare(batch, *, total=lambda tree: tree, **overrides) -> dict:
         sums = totals_of(batch["mask"])
         if weighted:
-            sums["weights"] = masked_sum(_wide(batch["weights"]), batch["mask"])
+            sums["weights"] = masked_sum(at_least_float32(batch["weights"]), batch["mask"])
         return {"totals": total(sums)}
 
     def loss(logits, tokens, mask, weights=None, *, totals, **overrides):
         chex.assert_equal_shape([tokens, mask])
         chex.assert_equal_shape_prefix([logits, mask], 2)
-        logits, tokens = keep(_wide(logits), mask[..., None]), keep(tokens, mask)
+        logits, tokens = keep(at_least_float32(logits), mask[..., None]), keep(tokens, mask)
         decision = _decision(logits, tokens)
         values = per_token(decision, **replaced(name, hyper, overrides))
         metrics = {
@@ -82,7 +82,7 @@ def _row(
         }
         if not weighted:
             return token_mean(values, mask, totals), metrics
-        values = keep(stop(_wide(weights)), mask) * values
+        values = keep(stop(at_least_float32(weights)), mask) * values
         return safe_div(masked_sum(values, mask), totals["weights"]), metrics
 
     reduction = "1/weights sum_i sum_t m_it w_it" if weighted else "1/tokens sum_i sum_t m_it"
@@ -95,13 +95,8 @@ def _row(
     )
 
 
-def _wide(x: Array) -> Array:
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
-
-
 def _decision(logits: Array, tokens: Array) -> Decision:
-    top = stop(jnp.max(logits, axis=-1))
-    logits = logits - top[..., None]  # first, to keep the digits of large ones
+    logits, top = centred(logits)
     there = logits > -jnp.inf
     logsumexp = jax.nn.logsumexp(logits, axis=-1)
     mean = jnp.sum(jnp.where(there, logits, 0.0), axis=-1) / jnp.sum(there, axis=-1)

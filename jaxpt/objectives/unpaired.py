@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 
-from jaxpt.objectives.parts import Part
-from jaxpt.objectives.preference_algebra import bind, given, kept
+from jaxpt.objectives.parts import Part, bind
+from jaxpt.objectives.preference_algebra import given, kept
 from jaxpt.objectives.row import Row
 from jaxpt.ops.masked import keep, masked_sum, safe_div, stop, weighed
 from jaxpt.types import Array

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpt.objectives.reduction import Totals, token_mean
-from jaxpt.ops.masked import bounded_exp, count, keep, safe_div, stop, weighed
+from jaxpt.ops.masked import beyond_rounding, bounded_exp, count, keep, less_mean, safe_div, stop, weighed
 from jaxpt.types import Array, Metrics
 
 
@@ -102,14 +102,9 @@ def whiten(x: Array, mask: Array, total=lambda tree: tree, *, std_eps: float = 0
     """
     x = keep(x, mask)
     n = total(count(mask))
-
-    def centre(x):
-        return keep(x - safe_div(total(jnp.sum(x)), n), mask)
-
-    centred = centre(centre(x))  # twice: the rounding error of a long sum is no spread
+    centred = less_mean(less_mean(x, mask, n, total), mask, n, total)  # twice: the rounding error of a long sum is no spread
     squares, size = total((jnp.sum(centred**2), jnp.sum(x**2)))
-    rounding = 16 * jnp.finfo(x.dtype).eps
-    varies = squares > rounding**2 * size
+    varies = beyond_rounding(squares, size)
     variance = safe_div(jnp.where(varies, squares, 1.0), n)
     return centred * jnp.where(varies & (n > 0), jax.lax.rsqrt(jnp.where(n > 0, variance, 1.0) + std_eps**2), 0.0)
 

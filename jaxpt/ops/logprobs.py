@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from jaxpt.ops.masked import at_least_float32
 from jaxpt.types import Array
 
 STATISTICS = ("logp", "entropy", "logsumexp", "kl")
@@ -70,12 +71,12 @@ def token_stats(
 def _logits(hidden: Array, W: Array, temperature: float | Array, kept: Array | None) -> Array:
     """Tempered logits [N,V] in float32 (float64 stays float64); -inf outside the support."""
     logits = jnp.matmul(hidden, W)
-    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32)) / temperature
+    logits = at_least_float32(logits) / temperature
     return logits if kept is None else jnp.where(kept, logits, -jnp.inf)
 
 
 def _statistic(name: str, logits: Array, token: Array, reference: Array | None) -> Array:
-    logits, top = _centred(logits)
+    logits, top = centred(logits)
     lse = jnp.log(jnp.sum(jnp.exp(logits), axis=-1))
     if name == "logsumexp":
         return lse + top
@@ -87,14 +88,15 @@ def _statistic(name: str, logits: Array, token: Array, reference: Array | None) 
     p = jnp.where(alive, jnp.exp(logp), 0.0)
     if name == "entropy":
         return -jnp.sum(p * logp, axis=-1)
-    reference, _ = _centred(reference)
+    reference, _ = centred(reference)
     absent = jnp.any(alive & ~(reference > -jnp.inf), axis=-1)  # mass where the other has none: KL = inf
     other = jnp.where(reference > -jnp.inf, reference, 0.0) - jnp.log(jnp.sum(jnp.exp(reference), axis=-1))[:, None]
     return jnp.where(absent, jnp.inf, jnp.sum(p * (logp - other), axis=-1))
 
 
-def _centred(logits: Array) -> tuple[Array, Array]:
-    """Logits less their largest, and it: the digits of large logits are lost here and not in a difference later."""
+def centred(logits: Array) -> tuple[Array, Array]:
+    """Logits [...,V] less their largest, and it [...], which gets no gradient: the digits of large logits are lost here
+    and not in a difference later."""
     top = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
     top = jnp.where(top > -jnp.inf, top, 0.0)
-    return logits - top[:, None], top
+    return logits - top[..., None], top

@@ -22,6 +22,11 @@ def keep(x: Array, mask: Array, fill: float = 0.0) -> Array:
     return jnp.where(mask > 0, x, jnp.asarray(fill, x.dtype))
 
 
+def at_least_float32(x: Array) -> Array:
+    """float32 for anything narrower; float64 stays."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
 def masked_sum(x: Array, mask: Array, axis: int | None = None) -> Array:
     """Sum over the slots that count; 0 where there are none."""
     return jnp.sum(keep(x, mask), axis=axis)
@@ -41,6 +46,17 @@ def safe_div(num: Array, den: Array) -> Array:
 def masked_mean(x: Array, mask: Array, axis: int | None = None) -> Array:
     """Mean over the slots that count; 0 where there are none."""
     return safe_div(masked_sum(x, mask, axis), count(mask, axis))
+
+
+def less_mean(x: Array, mask: Array, n: Array, total: Callable) -> Array:
+    """x less its mean over the n slots of the whole batch that count; x is 0 off the mask, and so is the result.
+    `total` sums a tree over the shards of the batch."""
+    return keep(x - safe_div(total(jnp.sum(x)), n), mask)
+
+
+def beyond_rounding(squares: Array, size: Array) -> Array:
+    """Whether numbers vary by more than float rounding; squares: sum of (x - mean)^2, size: sum of x^2."""
+    return squares > (16 * jnp.finfo(squares.dtype).eps) ** 2 * size
 
 
 def bounded_exp(x: Array, bound: float = 20.0) -> Array:

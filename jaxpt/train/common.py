@@ -16,7 +16,7 @@ from jaxpt.ops.sampling import Chooser, greedy, row_keys, sampler
 from jaxpt.rollout import generate
 from jaxpt.train.optim import make_optimizer
 from jaxpt.train.parallel import Layout
-from jaxpt.types import Array, Metrics, Params, Trajectory
+from jaxpt.types import Array, Metrics, Params
 
 # What a step key is folded with: new tasks, the rows' own draws, reward noise, evaluation.
 TASK, ROW, NOISE, EVALUATION = range(4)

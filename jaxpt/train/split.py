@@ -17,7 +17,7 @@ from jaxpt import envs
 from jaxpt.objectives import get
 from jaxpt.objectives.row import Row
 from jaxpt.train.program import Program
-from jaxpt.train.rows import arm, follow, leaves, own
+from jaxpt.train.rows import arm, check_rows, follow, leaves, own
 from jaxpt.types import Array, Trajectory, bare_trajectory
 
 ONE_TOKEN = envs.make("bandit").spec
@@ -36,10 +36,7 @@ class SplitConfig:
     replicas: int = 8
 
     def __post_init__(self):
-        for name in self.objectives:
-            further = [what for what in get(name).needs if what != "logp"]
-            if further:
-                raise ValueError(f"objectives: {name!r} needs {further[0]}, which a table of answers has not")
+        check_rows(self.objectives, ("logp",))
         if not 1 <= self.samples <= self.prompts * self.group:
             raise ValueError(f"samples: got {self.samples}, expected at most prompts x group = {self.prompts * self.group}")
 
