@@ -84,12 +84,13 @@ class Config:
     head_rate: float = 2e-3  # of a head on a shared trunk
     value_coef: float = 0.5  # of the value loss there
     eval_tasks: int = 256
+    worlds: int = 8  # trees of the exact curves, per seed
     twin_updates: int = 40
     twin_critic_rate: float = 1.0
 
     def __post_init__(self):
         within(self, 1, math.inf, "d_model", "n_layers", "small_d_model", "batch", "prompts", "group", "minibatches",
-               "eval_tasks", "twin_updates")
+               "eval_tasks", "worlds", "twin_updates")
         within(self, 1, 32, "level")
         within(self, 0, 0.8, "corruption")
         within(self, 0, 1, "lam", "sft_rate", "rate", "rloo_rate", "grpo_no_kl_rate", "dr_grpo_rate", "own_critic_rate",
@@ -133,7 +134,7 @@ def stages(cfg: Config, inputs) -> list[Stage]:
         hyper |= {name: x for name, x in NO_PULL.items() if name in hyper}
         return Stage(f"twin_{name}", make_tabular, table, cfg.twin_updates, stream="twin", hyper=hyper)
 
-    baselines = BaselineConfig()
+    baselines = BaselineConfig(worlds=cfg.worlds)
     return [
         Stage("start", make_sft, sft, cfg.start_updates, hyper={"learning_rate": cfg.sft_rate}),
         ppo("ppo", own, cfg.own_critic_rate),
@@ -337,7 +338,7 @@ def variance(curves, arm, batches):
 
 EXPERIMENT = Experiment(
     tiers={
-        "smoke": Tier(Config(n_layers=1, start_updates=20, updates=20, prompts=8, group=4, eval_tasks=32), seeds=2),
+        "smoke": Tier(Config(n_layers=1, start_updates=20, updates=20, prompts=8, group=4, eval_tasks=32, worlds=2), seeds=2),
         "cpu": Tier(Config(), seeds=12),
         "full": Tier(Config(level=6, d_model=64, start_updates=2000, updates=1000), seeds=20),
     },

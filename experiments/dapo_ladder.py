@@ -269,7 +269,7 @@ def sections(cfg: Config, curves) -> str:
 
 EXPERIMENT = Experiment(
     tiers={
-        "smoke": Tier(Config(n_layers=1, start_updates=40, updates=20, eval_tasks=64), seeds=2),
+        "smoke": Tier(Config(n_layers=1, start_updates=40, updates=20, prompts=8, group=4, eval_tasks=32), seeds=2),
         "cpu": Tier(Config(), seeds=12),
         "full": Tier(Config(level=6, d_model=64, start_updates=2000, updates=1000, rounds=10), seeds=20),
     },

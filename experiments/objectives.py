@@ -293,7 +293,7 @@ def sections(cfg: Config, curves) -> str:
 
 EXPERIMENT = Experiment(
     tiers={
-        "smoke": Tier(Config(start_updates=40, updates=20, eval_tasks=64, twin_updates=20), seeds=2),
+        "smoke": Tier(Config(start_updates=40, updates=20, prompts=8, group=4, eval_tasks=32, twin_updates=20), seeds=2),
         "cpu": Tier(Config(), seeds=8),
         "full": Tier(Config(level=6, d_model=64, start_updates=2000, updates=1000, rounds=10), seeds=20),
     },

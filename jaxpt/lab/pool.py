@@ -75,10 +75,11 @@ def _accelerators_installed() -> bool:
     return bool(plugins) or any(importlib.util.find_spec(name) for name in ("jax_plugins", "libtpu"))
 
 
-def compute(folder: Path, experiment: str, config: Any, chosen: Executor, seeds: Sequence[int],
+def compute(folder: Path, experiment: str, config: Any, chosen: Executor, seeds: Sequence[int], programs: Path,
             on_message: Callable[[Message], None]) -> None:
-    """Computes the seeds' missing chunks; returns when all are on disk. Workers never outlive the call."""
-    setup = {"experiment": experiment, "folder": str(folder), "config": pickle.dumps(config)}
+    """Computes the seeds' missing chunks; returns when all are on disk. Workers never outlive the call, and share
+    what they compile in the folder `programs`."""
+    setup = {"experiment": experiment, "folder": str(folder), "config": pickle.dumps(config), "programs": str(programs)}
     messages: Messages = queue.SimpleQueue()
     waiting = deque(seeds)
     with open(folder / "workers.log", "ab") as log, _started(

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import jaxpt
-from jaxpt.lab import identity, merge, pool, store, trackers
+from jaxpt.lab import identity, merge, pool, programs, store, trackers
 from jaxpt.lab.errors import RunFailed, UserError, expected
 from jaxpt.lab.experiment import Experiment, Loaded, Stage, Tier, load, topological
 from jaxpt.lab.report import TUNING_SEEDS, report, warnings
@@ -76,7 +76,7 @@ def run(name: str, tier: str = "cpu", seeds: int | None = None, seed0: int = 0, 
         if earlier is None or not (plan.folder / "inputs.npz").exists():
             store.write_inputs(plan.folder, plan.inputs)
         with _blame(plan.folder):
-            _compute(plan, on_progress)
+            _compute(plan, must_agree, on_progress)
         finished = [s for s in sorted(asked) if store.complete(plan.folder, plan.chunks, s)]
         record["runs"][-1] = _entry(plan, finished=True) | {"seeds": finished}
         store.write_json(plan.folder / "config.json", record)  # a look at the claims is on record before it is taken
@@ -213,7 +213,7 @@ def _entry(plan: Plan, finished: bool) -> dict[str, Any]:
     return {"command": plan.command, "seeds": plan.seeds, "finished": finished}
 
 
-def _compute(plan: Plan, on_progress: Callable[[pool.Message], None]) -> None:
+def _compute(plan: Plan, must_agree: Mapping[str, str], on_progress: Callable[[pool.Message], None]) -> None:
     missing = [s for s in plan.seeds if not store.complete(plan.folder, plan.chunks, s)]
     on_progress({
         "kind": "plan", "folder": plan.folder, "seeds": missing, "executor": plan.executor,
@@ -227,7 +227,10 @@ def _compute(plan: Plan, on_progress: Callable[[pool.Message], None]) -> None:
             else:
                 on_progress(message)
 
-        pool.compute(plan.folder, plan.loaded.reference, plan.config, plan.executor, missing, listen)
+        # A file of somebody's own may import others, whose changes nobody would see: its programs are not kept.
+        cache = None if plan.loaded.reference.endswith(".py") else pool.cache_folder()
+        place = programs.place(cache, plan.folder, {**must_agree, **plan.executor._asdict()})
+        pool.compute(plan.folder, plan.loaded.reference, plan.config, plan.executor, missing, place, listen)
 
 
 @contextlib.contextmanager
@@ -263,6 +266,6 @@ def _publish(plan: Plan, record: Mapping[str, Any], seeds: Sequence[int]) -> Run
     store.write(folder / "figure.png", lambda f: f.write(image))
     store.write(folder / "report.md", lambda f: f.write(text.encode()))
     (folder / "error.txt").unlink(missing_ok=True)
-    shutil.rmtree(folder / "compiling", ignore_errors=True)
+    shutil.rmtree(folder / store.COMPILING, ignore_errors=True)
     return RunResult(folder, claims, dict(curves), folder / "report.md", folder / "figure.png",
                      warnings(claims, record["runs"]))

@@ -26,6 +26,7 @@ from jaxpt.lab.errors import UserError
 from jaxpt.lab.identity import hash_arrays
 
 TEMPORARY = ".partial-"
+COMPILING = "compiling"  # where the workers of a run without a cache share programs
 
 
 def write(path: Path, fill: Callable[[BinaryIO], Any]) -> None:

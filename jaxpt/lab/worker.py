@@ -15,6 +15,7 @@ import time
 import traceback
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpt.lab import store
+from jaxpt.lab import programs, store
 from jaxpt.lab.errors import UserError, expected
 from jaxpt.lab.experiment import Stage, load, topological
-from jaxpt.lab.identity import program_identity, stage_identities
+from jaxpt.lab.identity import digest, program_identity, stage_identities
 from jaxpt.train.program import Program
 from jaxpt.types import Array, Key
 
@@ -64,26 +65,28 @@ def compute_seed(folder: Path, stages: Sequence[Stage], seed: int, compiled: Com
         parameters[stage.name] = program.params(state)
 
 
-def share_compiling(folder: Path, stages: Sequence[Stage], compiled: Compiled) -> None:
-    """Compiles every program before the first seed, together with the other workers: what one of them is busy
-    with is left for later, and then comes out of the persistent cache."""
+def share_compiling(place: Path, stages: Sequence[Stage], compiled: Compiled) -> None:
+    """Takes every program from `place` before the first seed, or compiles it together with the other workers: what one
+    of them is busy with is left for later. The last stages' first: what is forked is more to compile than its start."""
     left = {}
-    for stage in stages:
+    for stage in reversed(stages):
         for _, steps in store.chunk_bounds(stage.steps, stage.chunk):
             left.setdefault(("scan", program_identity(stage), steps), stage)
     for patient in (False, True):
         for key, stage in list(left.items()):
-            with store.claimed(folder / "compiling" / f"{key[1][:16]}-{key[2]}", patient) as mine:
-                if mine:
-                    compiled[key] = _compile(stage, key[1], key[2], compiled)
-                    del left[key]
+            _, identity, steps = key
+            lower = partial(_lower, stage, identity, steps, compiled)
+            program = programs.fetch(place, f"{identity[:32]}-{steps}", lower, patient)
+            if program is not None:
+                compiled[key] = program
+                del left[key]
 
 
-def _compile(stage: Stage, identity: str, steps: int, compiled: Compiled) -> Callable[[Any], Any]:
+def _lower(stage: Stage, identity: str, steps: int, compiled: Compiled) -> jax.stages.Lowered:
     program = _program(stage, identity, compiled)
     state = jax.eval_shape(program.init, *_key_and_hyper(stage, program, 0), None)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
-    return _scan(program.step, steps).lower(shapes).compile()
+    return _scan(program.step, steps).lower(shapes)
 
 
 def metric_shapes(stages: Sequence[Stage], compiled: Compiled) -> dict[str, dict[str, tuple[int, ...]]]:
@@ -179,10 +182,12 @@ def main() -> None:
         inputs = store.read_inputs(folder)
         stages = topological(experiment.stages(pickle.loads(setup["config"]), inputs))
         compiled: Compiled = {}
+        place = Path(setup["programs"])
         if setup["rehearse"]:
-            send("metrics", shapes=metric_shapes(stages, compiled))
-        if setup["workers"] > 1 and jax.config.jax_compilation_cache_dir:
-            share_compiling(folder, stages, compiled)
+            file = place / f"{digest(stage_identities(stages))[:32]}.shapes"
+            send("metrics", shapes=programs.kept(file, lambda: metric_shapes(stages, compiled)))
+        if setup["workers"] > 1 or place.parent != folder:  # there is somebody to share with, now or later
+            share_compiling(place, stages, compiled)
         while True:
             seed = seeds.get()
             compute_seed(folder, stages, seed, compiled, send)
