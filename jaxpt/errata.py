@@ -296,6 +296,16 @@ ERRATA = (
             Number("N = 1024", 3.097, 3.248),
         ),
     ),
+    # Mixtures of experts.
+    Erratum(
+        "balance_loss_minimum",
+        "The auxiliary loss E sum_e f_e g_e of a mixture of experts is smallest exactly at balance, where it is 1.",
+        "It is 1 whenever either the loads f or the mean probabilities g are uniform, and below 1 where the two are out of "
+        "step. Only with f = g is it 1 plus the squared coefficient of variation.",
+        "Fedus et al. 2021, arXiv 2101.03961, eq. 4",
+        "2 experts, top-1; nine tokens with probabilities (0.51, 0.49), one with (0, 1)",
+        (Number("the least value; the loss of these tokens, of which 9 in 10 go to one expert", 1.0, 0.9344),),
+    ),
 )
 
 

@@ -143,3 +143,22 @@ def test_rounded_product_and_its_backward_products(spec):
     for one, other in zip(pull(g), pull_exact(g)):
         assert one.dtype == jnp.float32
         np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [1, 3, 20])
+def test_a_window_is_the_last_tokens_in_a_row_and_in_a_cache(window):
+    T = 7
+    mask = np.asarray(causal_mask(T, window=window)[0])
+    np.testing.assert_array_equal(mask, [[0 <= t - s < window for s in range(T)] for t in range(T)])
+    cached = np.asarray(cache_mask(jnp.array([[2, 5]]), T, window)[0])
+    np.testing.assert_array_equal(cached, mask[[2, 5]])
+
+
+def test_a_soft_cap_bounds_scores():
+    q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 4)) * 3
+    mask = causal_mask(5)
+    scores = np.einsum("bthk,bshk->bhts", q, k) / 2
+    weights = np.where(np.asarray(mask)[:, None], np.exp(1.5 * np.tanh(scores / 1.5)), 0)
+    expected = np.einsum("bhts,bshk->bthk", weights / weights.sum(-1, keepdims=True), v)
+    np.testing.assert_allclose(attention(q, k, v, mask, softcap=1.5), expected, atol=1e-5)
+    np.testing.assert_allclose(attention(q, k, v, mask, softcap=1e4), attention(q, k, v, mask), atol=1e-4)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxpt.models import ModelConfig, make_model
-from jaxpt.models.counts import dot_flops, forward_flops, param_counts
+from jaxpt.models import LoraConfig, ModelConfig, make_model
+from jaxpt.models.counts import dot_flops, extend_flops, forward_flops, param_counts
 
 M, N, K = 3, 5, 7
 a, b = jax.ShapeDtypeStruct((M, K), jnp.float32), jax.ShapeDtypeStruct((K, N), jnp.float32)
@@ -25,7 +25,7 @@ def configs(draw):
         n_heads=heads, n_kv_heads=groups, n_layers=draw(st.integers(1, 3)),
         d_ff=draw(st.sampled_from([None, 5])), tied=draw(st.booleans()),
         scan=draw(st.booleans()), qk_norm=draw(st.booleans()),
-        dots=draw(st.sampled_from(["float32", "bfloat16"])),
+        dots=draw(st.sampled_from(["float32", "bfloat16"])), loops=draw(st.integers(1, 2)),
     )
 
 
@@ -47,6 +47,17 @@ def test_param_counts_equal_the_hand_formula(cfg):
     embedding = V * D * (1 if cfg.tied else 2)
     counted = param_counts(jax.eval_shape(make_model(cfg).init, jax.random.key(0)))
     assert counted == {"total": rest + embedding, "embedding": embedding, "non_embedding": rest}
+
+
+@pytest.mark.parametrize("more", [{}, {"lora": LoraConfig(rank=3, targets="attention")}])
+def test_latent_attention_is_counted(more):
+    cfg = ModelConfig(vocab=10, d_model=8, n_layers=2, n_heads=2, latent=5, **more)
+    model = make_model(cfg)
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    tokens, one = (jax.ShapeDtypeStruct((3, n), jnp.int32) for n in (7, 1))
+    assert dot_flops(model.forward, params, tokens) == forward_flops(cfg, 3, 7)
+    cache, length = jax.eval_shape(lambda: model.cache(3, 9)), jax.ShapeDtypeStruct((3,), jnp.int32)
+    assert dot_flops(model.extend, params, one, cache, length) == extend_flops(cfg, 3, 1, 9)
 
 
 def test_hand_counted_model():

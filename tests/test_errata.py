@@ -25,6 +25,7 @@ from jaxpt.objectives.algebra import compose
 from jaxpt.objectives.parts import Penalty
 from jaxpt.objectives.reduction import totals_of
 from jaxpt.objectives.value import gae
+from jaxpt.ops import balance, routing
 from jaxpt.train.expected import expected_gradient
 from jaxpt.types import bare_trajectory
 
@@ -487,3 +488,10 @@ def best_of_n():
         chance = np.prod(np.where(tries, p, 1 - p), axis=1)
         np.testing.assert_allclose(chance @ tries.max(1), 1 - (1 - p) ** n)
     return [(norm.ppf(1 - 1 / n), mean(n)) for n in (2, 8, 64, 1024)]
+
+
+@computes("balance_loss_minimum")
+def balance_loss_minimum():
+    even = jnp.full((4, 2), 0.5), jnp.arange(4)[:, None] % 2
+    probs = jnp.array([[0.51, 0.49]] * 9 + [[0.0, 1.0]])
+    return [(balance.balance_loss(*even), balance.balance_loss(probs, routing.choose(probs, 1)))]

@@ -4,18 +4,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 
 from jaxpt.models import ModelConfig, make_model
-from jaxpt.objectives import get
+from jaxpt.objectives import ROWS, get
 from jaxpt.objectives.policy import ROWS as POLICY_ROWS
 from jaxpt.train import learn
 from jaxpt.train.collect import collect, episode_metrics
 from jaxpt.train.common import EnvConfig, EvalConfig, shares
 from jaxpt.train.critic import CriticConfig, critic_values, init_critic
 from jaxpt.train.optim import OptimConfig
-from jaxpt.train.parallel import ONE
-from jaxpt.train.policy import PolicyConfig, make_policy
-from jaxpt.train.rows import arm, constants, leaves
+from jaxpt.train.parallel import AXIS, ONE, make_mesh, named
+from jaxpt.train.policy import COMPUTED, PolicyConfig, make_policy
+from jaxpt.train.rows import arm, constants, leaves, own
 from jaxpt.types import bare_trajectory
 
 NAMES = tuple(row.name for row in POLICY_ROWS)
@@ -32,10 +33,10 @@ def config(**fields):
     return PolicyConfig(**{**defaults, **fields})
 
 
-def batch(seed=0):
+def batch(seed=0, prompts=P):
     """Off-policy episodes of uneven lengths, one row empty, one group without signal, some rows truncated."""
     rng = np.random.default_rng(seed)
-    B = P * G
+    B = prompts * G
     length = rng.integers(2, T + 1, B)
     mask = (np.arange(T)[None] > 0) & (np.arange(T)[None] < length[:, None])
     mask[3] = False
@@ -80,6 +81,67 @@ def test_shares_of_any_size_give_the_same_update(update, name):
         for tree in ("params", "critic"):
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), state[tree], whole[tree])
     assert norm > 0
+
+
+def trainable(row):
+    return row.family == "policy_loss" and row.additive and not row.alias_of and set(row.needs) <= set(COMPUTED)
+
+
+OF_EVERY_KIND = ("ppo", "dapo_prompt_mean", "grpo_sequence_tis")  # a critic, whole prompts, another sampler
+TRAINABLE = [name for name, row in ROWS.items() if trainable(row)]
+WAYS = {"4 x 16": 16, "63 + 1": 63, "8 devices": 0}  # of making the same update from 64 rows: rows to a share
+
+
+@pytest.fixture(scope="module")
+def update_of_64():
+    """update(names, name, way) -> what `learn` makes of 64 rows, by the program of `names`; compiled once a way."""
+    compiled = {}
+    traj, stats = batch(prompts=16)
+    noise = np.random.default_rng(1).normal(0, 0.2, traj.old_logp.shape)
+    given = {**stats, "sampler_logp": traj.old_logp + jnp.asarray(noise, jnp.float32)}
+
+    def run(names, name, way):
+        cfg = config(prompts=16, objectives=names, micro=WAYS.get(way, 0))
+        program, rows, devices = make_policy(cfg), [get(row) for row in names], way == "8 devices"
+
+        def call(*args):
+            return learn.learn(cfg, make_model(cfg.model), rows, named(8) if devices else ONE, *args)
+
+        if devices:
+            of_rows = PartitionSpec(AXIS)
+            specs = PartitionSpec(), of_rows, of_rows, of_rows, of_rows
+            call = jax.shard_map(call, mesh=make_mesh(8), in_specs=specs, out_specs=PartitionSpec(), check_vma=False)
+        state = program.init(jax.random.key(0), {k: jnp.float32(v) for k, v in {**program.hyper, **cfg.arm(name)}.items()})
+        ready = jax.device_get(get(name).prepare(traj, **given, **own(get(name), state["hyper"])))
+        del ready["totals"]  # learn counts those of its minibatch itself
+        return compiled.setdefault((names, way), jax.jit(call))(state, traj, ready, given, given["sampler_logp"])
+
+    return run
+
+
+def same(update, names, name, ways=tuple(WAYS)):
+    """Whether these ways make the update of one share: loss, norm, metrics, policy and critic."""
+    whole, *numbers = update(names, name, "1 x 64")
+    assert numbers[1] > 0  # the gradient's norm
+    close = lambda a, b, **tol: all(jax.tree.leaves(jax.tree.map(lambda x, y: np.allclose(x, y, **tol), a, b)))  # noqa: E731
+    out = {}
+    for way in ways:
+        state, *others = update(names, name, way)
+        trees = ({k: s[k] for k in ("params", "critic") if k in s} for s in (state, whole))
+        out[way] = close(others, numbers, rtol=1e-4, atol=1e-6) and close(*trees, rtol=0, atol=2e-6)
+    return out
+
+
+@pytest.mark.parametrize("name", OF_EVERY_KIND)
+def test_64_rows_make_one_update_however_they_are_shared(update_of_64, name):
+    assert same(update_of_64, OF_EVERY_KIND, name, ("63 + 1", "8 devices")) == {"63 + 1": True, "8 devices": True}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRAINABLE)
+def test_64_rows_of_any_row_make_one_update(update_of_64, name):
+    at = TRAINABLE.index(name) // 12 * 12
+    assert same(update_of_64, tuple(TRAINABLE[at : at + 12]), name) == dict.fromkeys(WAYS, True)
 
 
 def test_shares_are_padded_with_masked_rows():

@@ -20,6 +20,11 @@ VARIANTS = {
     "one kv head, untied": replace(BASE, n_kv_heads=1, tied=False),
     "scan": replace(BASE, scan=True),
 }
+RARE = {
+    "latent": replace(BASE, n_kv_heads=None, qk_norm=False, latent=6),
+    "window, soft-cap, parallel": replace(BASE, window=3, softcap=2.0, parallel=True),
+}
+EVERY = [*VARIANTS.items(), *(pytest.param(*x, marks=pytest.mark.slow) for x in RARE.items())]
 seeds = st.integers(0, 2**31 - 1)
 
 
@@ -37,10 +42,10 @@ def draw_tokens(seed, shape=(B, T)):
     return jnp.array(np.random.default_rng(seed).integers(0, BASE.vocab, shape), jnp.int32)
 
 
-@pytest.mark.parametrize("cfg", VARIANTS.values(), ids=VARIANTS)
+@pytest.mark.parametrize("name, cfg", EVERY, ids=[*VARIANTS, *RARE])
 @settings(max_examples=5)
 @given(seed=seeds)
-def test_extending_equals_forward(cfg, seed):
+def test_extending_equals_forward(name, cfg, seed):
     """Prompts of unequal lengths in one padded prefill, then chunks of 2 and 1, rows at their own lengths."""
     model, params = build(cfg)
     rng = np.random.default_rng(seed)
@@ -154,6 +159,17 @@ def test_scan_equals_unrolled_in_value_gradient_and_start():
     np.testing.assert_array_equal(stack_layers(many)["layers"]["w"][:, 0], np.arange(11))
 
 
+@pytest.mark.slow
+def test_rematerialised_layers_have_the_same_gradient():
+    plain, params = build(BASE)
+    again, tokens = make_model(replace(BASE, remat=True)), draw_tokens(0)
+
+    def grad(model):
+        return jax.jit(jax.grad(lambda p: (model.forward(p, tokens)[0] ** 3).mean()))(params)
+
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), grad(again), grad(plain))
+
+
 def test_bfloat16_products_stay_close_and_leave_the_rest_float32():
     plain, params = build(BASE)
     rounded = make_model(replace(BASE, dots="bfloat16"))
@@ -170,8 +186,8 @@ def test_bfloat16_products_stay_close_and_leave_the_rest_float32():
         assert jnp.linalg.norm(x - y) < 0.05 * jnp.linalg.norm(x)
 
 
-@pytest.mark.parametrize("cfg", VARIANTS.values(), ids=VARIANTS)
-def test_params_are_plain_dicts_with_a_subtree_per_layer(cfg):
+@pytest.mark.parametrize("name, cfg", EVERY, ids=[*VARIANTS, *RARE])
+def test_params_are_plain_dicts_with_a_subtree_per_layer(name, cfg):
     def walk(tree):
         if isinstance(tree, jax.Array):
             return tree.dtype == jnp.float32
@@ -182,7 +198,8 @@ def test_params_are_plain_dicts_with_a_subtree_per_layer(cfg):
     layers = {"layers"} if cfg.scan else {"layer_0", "layer_1"}
     assert set(params) == {"embed", "final_norm"} | layers | (set() if cfg.tied else {"unembed"})
     assert model.unembed(params).shape == (cfg.d_model, cfg.vocab)
-    assert [c.shape for c in jax.tree.leaves(model.cache(3, 7))] == [(3, cfg.kv_heads, 7, cfg.head_dim)] * 4
+    each = [(3, cfg.kv_heads, 7, cfg.head_dim)] * 2 if cfg.latent is None else [(3, 1, 7, 6), (3, 1, 7, 2)]
+    assert [c.shape for c in jax.tree.leaves(model.cache(3, 7))] == 2 * each
 
 
 @pytest.mark.parametrize("d_model, n_layers", [(32, 3), (128, 1)])
@@ -196,8 +213,16 @@ def test_the_start_has_unit_logits_and_a_stream_that_depth_does_not_blow_up(d_mo
         np.testing.assert_allclose(params["layer_0"]["attn"][name].std(), scale * fan_in**-0.5, rtol=0.1)
 
 
+def test_thoughts_replace_embeddings_where_they_are_seen():
+    model, params = build(BASE)
+    tokens, seen = draw_tokens(0), jnp.arange(T)[None] % 3 == jnp.arange(B)[:, None] % 3
+    other = jnp.where(seen, (tokens + 1) % BASE.vocab, tokens)
+    told, _ = jax.jit(model.forward)(params, other, latent=(params["embed"][tokens], seen))
+    np.testing.assert_allclose(told, model.forward(params, tokens)[0], atol=1e-5)
+
+
 @pytest.mark.parametrize("field, value, expected", [
-    ("vocab", 0, "at least 1"), ("n_heads", 3, "divisor of d_model"), ("n_heads", 32, "even width"),
+    ("window", 0, "at least 1"), ("latent", 0, "at least 1"), ("softcap", 0.0, "positive"), ("loops", 0, "at least 1"), ("vocab", 0, "at least 1"), ("n_heads", 3, "divisor of d_model"), ("n_heads", 32, "even width"),
     ("n_heads", 0, "at least 1"), ("n_kv_heads", 3, "divisor of n_heads"), ("n_kv_heads", 0, "at least 1"),
     ("d_ff", 0, "at least 1"), ("rope_theta", 0.0, "positive"), ("dots", "float16", "'bfloat16'"),
 ])

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpt.models import ModelConfig, make_model, stack_layers
+from jaxpt.models import ModelConfig, MoeConfig, make_model, stack_layers
 from jaxpt.train.muon import RMS, is_hidden_matrix, scale_by_muon
 from jaxpt.train.optim import OptimConfig, make_optimizer
 
@@ -65,6 +65,32 @@ def test_queries_keys_and_values_are_orthogonalised_one_by_one():
     for part in (slice(0, 16), slice(16, 24), slice(24, 32)):
         values = np.linalg.svd(np.asarray(update(grads))[:, part], compute_uv=False) / (RMS * 4)
         assert (values > 0.6).all() and (values < 1.3).all()
+
+
+def test_every_expert_and_router_is_orthogonalised_by_itself_in_either_layout():
+    """One expert's gradient is a thousand times the others': all updates have singular values near one size."""
+    moe = MoeConfig(experts=3, top_k=2, d_ff=8, shared=1, bias=True)
+    init = make_model(ModelConfig(vocab=8, d_model=16, n_layers=2, moe=moe)).init
+    params = jax.tree.map(lambda x: jnp.zeros(x.shape), jax.eval_shape(init, jax.random.key(0)))
+    for tree in (params, stack_layers(params)):
+        chosen = {
+            "/".join(key.key for key in path[1:]) for path, hidden in jax.tree_util.tree_leaves_with_path(is_hidden_matrix(tree))
+            if hidden
+        }
+        moes = ("router", "gate_up", "down", "shared_gate_up", "shared_down")
+        assert chosen == {"attn/qkv", "attn/out", *(f"moe/{name}" for name in moes)}
+    layers = {name: stack_layers(params)["layers"][name] for name in ("attn", "moe")}
+    layers["moe"] = {name: x for name, x in layers["moe"].items() if name != "bias"}
+    grads = {"layers": jax.tree.map(lambda x: jax.random.normal(jax.random.key(x.size), x.shape), layers)}
+    grads["layers"]["moe"]["gate_up"] = grads["layers"]["moe"]["gate_up"].at[1, 2].multiply(1000.0)
+    opt = scale_by_muon()
+    update = jax.jit(lambda g: opt.update(g, opt.init({"layers": layers}))[0]["layers"])(grads)
+    halves = {name: np.split(np.asarray(update["moe"][name]), 2, axis=-1) for name in ("gate_up", "shared_gate_up")}
+    whole = {name: [np.asarray(update["moe"][name])] for name in ("router", "down", "shared_down")}
+    for name, parts in {**halves, **whole}.items():
+        for part in parts:
+            values = np.linalg.svd(part, compute_uv=False) / (RMS * max(part.shape[-2:]) ** 0.5)
+            assert (values > 0.5).all() and (values < 1.3).all(), name
 
 
 def test_an_unknown_method_is_refused():

@@ -109,13 +109,14 @@ def test_supervised_training_lowers_the_loss():
     assert metrics["loss"][-1] < 0.5 * metrics["loss"][0]
 
 
-@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine", "wsd"])
 def test_schedules(schedule):
-    cfg = OptimConfig(schedule=schedule, warmup=4, decay_steps=20, floor=0.1)
+    cfg = OptimConfig(schedule=schedule, warmup=4, decay_steps=20, decay_start=12, floor=0.1)
     at = np.array([float(scale_at(cfg, jnp.int32(t))) for t in range(30)])
     np.testing.assert_allclose(at[:5], np.arange(1, 6) / 5, rtol=1e-6)
     done = np.clip((np.arange(30) - 4) / 16, 0, 1)
     shape = {"constant": np.ones(30), "linear": 0.1 + 0.9 * (1 - done), "cosine": 0.1 + 0.45 * (1 + np.cos(np.pi * done))}
+    shape["wsd"] = 1 - 0.9 * np.clip((np.arange(30) - 12) / 8, 0, 1)
     np.testing.assert_allclose(at[4:], shape[schedule][4:], rtol=1e-5)
 
 
@@ -134,6 +135,7 @@ def test_the_optimizer_is_adamw_on_clipped_gradients():
 @pytest.mark.parametrize("build, message", [
     (lambda: OptimConfig(schedule="cosin"), "expected one of constant, linear, cosine"),
     (lambda: OptimConfig(schedule="cosine", decay_steps=0), "expected more than warmup"),
+    (lambda: OptimConfig(schedule="wsd", decay_steps=9, decay_start=9), "decay_start: got 9, expected a step from warmup = 0"),
     (lambda: EnvConfig("chain", {}, (0, 3)), "expected 1 <= low <= high <= 8"),
     (lambda: EnvConfig("chian"), "'chain'"),
     (lambda: TabularConfig(source="expert"), "expected one of policy, start, demonstrator"),

@@ -6,7 +6,9 @@ from typing import Any
 
 import jax
 
-from jaxpt.models.config import ModelConfig
+from jaxpt.models.config import TARGETS, ModelConfig
+from jaxpt.ops.dispatch import BLOCK, block_count
+from jaxpt.ops.routing import places_of
 from jaxpt.types import Params
 
 EMBEDDINGS = ("embed", "unembed")
@@ -23,20 +25,93 @@ def param_counts(params: Params) -> dict[str, int]:
     return {"total": total, "embedding": embedding, "non_embedding": total - embedding}
 
 
+def active_params(params: Params, cfg: ModelConfig) -> int:
+    """Parameters that one token meets: all but the experts that it is not sent to. Of a dense model, all."""
+    total = sum(x.size for x in jax.tree.leaves(params))
+    if cfg.moe is None:
+        return total
+    idle = cfg.moe.experts - cfg.moe.top_k
+    return total - cfg.n_layers * idle * 3 * cfg.d_model * cfg.expert_ff
+
+
 def forward_flops(cfg: ModelConfig, batch: int, seq: int) -> int:
     """FLOPs (2 per multiply-add) of the products of `forward`; logits cost 2 batch seq D V more.
 
-    Masked scores are counted, because they are computed.
+    What the program computes is counted: masked scores, empty places of experts, adapters.
     """
-    return extend_flops(cfg, batch, seq, seq)
+    return _flops(cfg, batch, seq, seq, _expert_rows(cfg, batch, seq, decoding=False))
 
 
 def extend_flops(cfg: ModelConfig, batch: int, new: int, size: int) -> int:
     """The same for `extend` by `new` tokens per row with a cache of `size` slots."""
+    return _flops(cfg, batch, new, size, _expert_rows(cfg, batch, new, decoding=True))
+
+
+def active_flops(cfg: ModelConfig, batch: int, seq: int) -> int:
+    """`forward_flops` if every token cost exactly its own experts: the measure in which mixtures are compared."""
+    return _flops(cfg, batch, seq, seq, 0 if cfg.moe is None else batch * seq * cfg.moe.top_k)
+
+
+def _flops(cfg: ModelConfig, batch: int, new: int, size: int, expert_rows: int) -> int:
+    """expert_rows: rows of the routed experts' products, in each layer."""
+    rows = batch * new
+    matrices = _matrices(cfg, rows, batch * size, expert_rows)
+    products = cfg.depth * sum(n * i * o for n, _, i, o in matrices.values())
+    widths = 2 * cfg.head_dim + (cfg.head_dim // 2 if cfg.latent is not None else 0)  # of a key and of a value
+    attention = cfg.depth * rows * size * cfg.n_heads * widths
+    return 2 * (products + attention + _adapter_products(cfg, rows, matrices))
+
+
+def _matrices(cfg: ModelConfig, rows: int, slots: int, expert_rows: int) -> dict[str, tuple[int, int, int, int]]:
+    """A layer's matrices: name -> (rows that go through, number of them, inputs, outputs). slots: of all rows' caches."""
     D, H, G, K, F = cfg.d_model, cfg.n_heads, cfg.kv_heads, cfg.head_dim, cfg.ff
-    weights = D * (H + 2 * G) * K + H * K * D + 3 * D * F
-    attention = 2 * size * H * K
-    return 2 * batch * new * cfg.n_layers * (weights + attention)
+    found = {"out": (rows, 1, H * K, D)}
+    if cfg.latent is None:
+        found["qkv"] = (rows, 1, D, (H + 2 * G) * K)
+    else:
+        R, turned = cfg.latent, K // 2
+        found |= {
+            "query": (rows, 1, D, H * (K + turned)), "narrow": (rows, 1, D, R + turned), "widen": (slots, 1, R, 2 * H * K),
+        }
+    if cfg.moe is None:
+        return found | {"gate_up": (rows, 1, D, 2 * F), "down": (rows, 1, F, D)}
+    E, F = cfg.moe.experts, cfg.expert_ff
+    found |= {"gate_up": (expert_rows, E, D, 2 * F), "down": (expert_rows, E, F, D)}
+    if cfg.moe.choice in ("token", "expert"):
+        found["router"] = (rows, 1, D, E)
+    if S := cfg.moe.shared * F:
+        found |= {"shared_gate_up": (rows, 1, D, 2 * S), "shared_down": (rows, 1, S, D)}
+    return found
+
+
+def _adapter_products(cfg: ModelConfig, rows: int, matrices: dict[str, tuple[int, int, int, int]]) -> int:
+    """x a and then b, on every pass through a matrix; for dora also the lengths of its columns, once."""
+    if cfg.lora is None:
+        return 0
+    r, targets = cfg.lora.rank, TARGETS[cfg.lora.targets]
+    chosen = [matrix for name, matrix in matrices.items() if name in targets]
+    passes = cfg.depth * sum(n * r * (i + o) for n, _, i, o in chosen)
+    tables = [(1, cfg.vocab, cfg.d_model)] + [(1, cfg.d_model, cfg.vocab)] * (not cfg.tied) if "embed" in targets else []
+    if tables:
+        passes += rows * r * cfg.d_model  # looked up, not multiplied, by the first of the two
+    if cfg.lora.kind != "dora":
+        return passes
+    shapes = cfg.n_layers * [matrix[1:] for matrix in chosen] + tables
+    return passes + sum(number * (r * i * o + r * r * (i + o)) for number, i, o in shapes)
+
+
+def _expert_rows(cfg: ModelConfig, batch: int, new: int, *, decoding: bool) -> int:
+    """Rows of a layer's expert products, empty places included."""
+    if cfg.moe is None:
+        return 0
+    moe, tokens = cfg.moe, batch * new
+    E, k = moe.experts, moe.top_k
+    if moe.choice == "expert":
+        by_position = moe.pool == "position" and not decoding
+        return E * (new * places_of(batch, k, E, 1.0) if by_position else places_of(tokens, k, E, 1.0))
+    if moe.dispatch == "capacity":
+        return E * places_of(tokens, k, E, E / k if decoding else moe.capacity)
+    return {"dense": E * tokens, "ragged": k * tokens, "blocks": BLOCK * block_count(k * tokens, E)}[moe.dispatch]
 
 
 def dot_flops(fn: Callable[..., Any], *args: Any, trips: int | None = None) -> int:
@@ -57,6 +132,8 @@ def _count_equation(eqn: Any, trips: int | None) -> int:
     name = eqn.primitive.name
     if name == "dot_general":
         return _count_dot(eqn)
+    if name == "ragged_dot_general":  # rows [M,K] times the matrix [G,K,N] of their group
+        return 2 * eqn.outvars[0].aval.size * eqn.invars[0].aval.shape[-1]
     if name == "while" and trips is None:
         raise ValueError("dot_flops met a while_loop with trips=None: expected the number of its trips.")
     if name == "while":

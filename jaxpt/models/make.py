@@ -1,4 +1,4 @@
-"""make_model: the transformer as four pure functions over plain nested dicts."""
+"""make_model: the transformer as pure functions over plain nested dicts."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,11 +8,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxpt.models.config import ModelConfig
+from jaxpt.models.lora import adapted_params, attached, merged
 from jaxpt.models.transformer import LayerCache, Transformer
 from jaxpt.ops.attention import cache_mask, causal_mask
 from jaxpt.types import Array, Key, Params
 
-Cache = tuple[LayerCache, ...]  # one (k, v) per layer, rows first
+Cache = tuple[LayerCache, ...]  # one (k, v) per layer gone through, rows first
+ADAPTER = 2**31 - 2  # what the key is folded with for adapters, so that a base starts as it does without them
+PER_LAYER = ("alive", "routes", "bias")  # of `routing`, with a leading axis for layers; the key is split over them
 
 
 class Model(NamedTuple):
@@ -20,11 +23,16 @@ class Model(NamedTuple):
     the largest array of a step and most callers need a few numbers of it.
 
     init(key) -> params
-        plain dicts: embed [V,D], layer_0, layer_1, ..., final_norm, and unembed [D,V] unless tied
-    forward(params, tokens [B,T], *, positions=None, segments=None, prefix=None) -> (hidden [B,T,D], aux)
+        plain dicts: embed [V,D], layer_0, layer_1, ..., final_norm, and unembed [D,V] unless tied;
+        with adapters: base (all of that), lora, alpha and rank
+    forward(params, tokens [B,T], *, positions=None, segments=None, prefix=None, routing=None, latent=None)
+        -> (hidden [B,T,D], aux)
         positions [B,T] int: of the rotary embedding; default the index in the row
         segments [B,T], prefix [B] int: see ops.attention.causal_mask
-        aux: what layers measured on the way (nothing, in a dense model)
+        routing: a dict that experts are told, see models.moe
+        latent ([B,T,D], [B,T] bool): inputs that replace tokens' embeddings where True, for thoughts that are
+        never put into words (Hao et al. 2024, arXiv:2412.06769)
+        aux: what layers measured on the way, each [L, ...] (models.moe; nothing, in a dense model)
     unembed(params) -> W [D,V]
     extend(params, tokens [B,k], cache, length [B]) -> (hidden [B,k,D], cache)
         row b's tokens stand at positions length[b] ... length[b]+k-1. k = 1 decodes, k = the prompt's
@@ -33,6 +41,8 @@ class Model(NamedTuple):
         cache are not written: the caller leaves enough of them. For values only, not for gradients
         (ops.attention.attention_value).
     cache(batch, size) -> the empty cache for `size` tokens per row
+    begin(key, params) -> params of this model from those that another stage ended with: adapters on them as a frozen
+        base where this model has some and they do not; else as they are
     """
 
     init: Callable[[Key], Params]
@@ -40,38 +50,70 @@ class Model(NamedTuple):
     unembed: Callable[[Params], Array]
     extend: Callable[[Params, Array, Cache, Array], tuple[Array, Cache]]
     cache: Callable[[int, int], Cache]
+    begin: Callable[[Key, Params], Params]
 
 
 def make_model(cfg: ModelConfig) -> Model:
     net = Transformer(cfg)
     plain = Transformer(replace(cfg, scan=False))  # draws the parameters, so that both layouts start alike
+    weights = (lambda params: params) if cfg.lora is None else (lambda params: attached(cfg.lora, params))
 
     def init(key):
         one = jnp.zeros((1, 1), jnp.int32)
-        params = plain.init(key, one, one, causal_mask(1))["params"]
-        return stack_layers(params) if cfg.scan else params
+        told = () if cfg.moe is None else (None, {"tokens": one, "positions": one, "mask": jnp.ones((1, 1), bool)})
+        params = plain.init(key, one, one, causal_mask(1), *told)["params"]
+        return begin(key, stack_layers(params) if cfg.scan else params)
 
-    def forward(params, tokens, *, positions=None, segments=None, prefix=None):
+    def begin(key, params):
+        if cfg.lora is None or "lora" in params:
+            return params
+        return adapted_params(cfg.lora, jax.random.fold_in(key, ADAPTER), params)
+
+    def forward(params, tokens, *, positions=None, segments=None, prefix=None, routing=None, latent=None):
         T = tokens.shape[1]
         if positions is None:
             positions = jnp.arange(T)[None]
-        mask = causal_mask(T, segments=segments, prefix=prefix)
-        hidden, _ = net.apply({"params": params}, tokens, positions, mask)
-        return hidden, {}
+        mask = causal_mask(T, segments=segments, prefix=prefix, window=cfg.window)
+        counts = jnp.ones(tokens.shape, bool) if segments is None else segments >= 0
+        told, own = _told(cfg, tokens, positions, counts, routing or {})
+        hidden, _, aux = net.apply(
+            {"params": weights(params)}, tokens, positions, mask, None, told, own, *(() if latent is None else latent)
+        )
+        return hidden, aux
 
     def unembed(params):
-        return params["embed"].T if cfg.tied else params["unembed"]
+        params = weights(params)
+        return merged(params["embed"]).T if cfg.tied else merged(params["unembed"])
 
     def extend(params, tokens, cache, length):
         positions = length[:, None] + jnp.arange(tokens.shape[1])[None]
         size = cache[0][0].shape[2]
-        return net.apply({"params": params}, tokens, positions, cache_mask(positions, size), cache)
+        told, own = _told(cfg, tokens, positions, jnp.ones(tokens.shape, bool), {})
+        mask = cache_mask(positions, size, cfg.window)
+        hidden, cache, _ = net.apply({"params": weights(params)}, tokens, positions, mask, cache, told, own)
+        return hidden, cache
 
     def cache(batch, size):
         empty = jnp.zeros((batch, cfg.kv_heads, size, cfg.head_dim))
-        return ((empty, empty),) * cfg.n_layers
+        one = (empty, empty)
+        if cfg.latent is not None:
+            one = tuple(jnp.zeros((batch, 1, size, width)) for width in (cfg.latent, cfg.head_dim // 2))
+        return (one,) * cfg.depth
 
-    return Model(init, forward, unembed, extend, cache)
+    return Model(init, forward, unembed, extend, cache, begin)
+
+
+def _told(cfg: ModelConfig, tokens: Array, positions: Array, counts: Array, routing: dict) -> tuple[dict, dict]:
+    """What all layers are told alike, and what each layer is told; nothing without experts."""
+    if cfg.moe is None:
+        if routing:
+            raise ValueError(f"routing: got {', '.join(sorted(routing))}, expected nothing for a model without experts.")
+        return {}, {}
+    own = {name: x for name, x in routing.items() if name in PER_LAYER}
+    told = {name: x for name, x in routing.items() if name not in (*PER_LAYER, "key")}
+    if "key" in routing:
+        own["key"] = jax.random.split(routing["key"], cfg.depth)
+    return {**told, "tokens": tokens, "positions": positions, "mask": counts}, own
 
 
 def stack_layers(params: Params) -> Params:

@@ -1,10 +1,10 @@
-"""The layers, in Flax Linen: a pre-norm decoder (RMSNorm, rotary grouped-query attention, SwiGLU).
+"""The layers, in Flax Linen: a pre-norm decoder (RMSNorm, rotary grouped-query attention, SwiGLU or experts).
 
 Products are few and wide: one for queries, keys and values, one for gate and up.
 
 Initialisation: every matrix is normal with variance 1/fan_in; the two that write into the residual
-stream are scaled by 1/sqrt(2 n_layers) more (Radford et al. 2019), so that the stream keeps its size
-whatever the depth; embedding rows have norm 1 on average, so that tied logits start with standard
+stream are scaled by 1/sqrt(2 depth) more (Radford et al. 2019), so that the stream keeps its size
+whatever the depth (layers times loops); embedding rows have norm 1 on average, so that tied logits start with standard
 deviation 1 at every width. Norm scales start at 1; there are no biases.
 """
 
@@ -14,15 +14,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpt.models.config import ModelConfig
+from jaxpt.models.moe import MoE, matrix, normal
 from jaxpt.ops.attention import attention, attention_value, rope
-from jaxpt.ops.dots import dot
+from jaxpt.ops.dots import dot, take
 from jaxpt.types import Array
 
-LayerCache = tuple[Array, Array]  # keys and values [B,G,S,K]: head-major, as the products read them
-
-
-def normal(fan_in: int, scale: float = 1.0):
-    return nn.initializers.normal(scale * fan_in**-0.5)
+LayerCache = tuple[Array, Array]  # keys and values [B,G,S,K], head-major, as the products read them; or LatentAttention's
 
 
 class RMSNorm(nn.Module):
@@ -42,9 +39,9 @@ class SwiGLU(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        D, F, L = self.cfg.d_model, self.cfg.ff, self.cfg.n_layers
-        gate_up = self.param("gate_up", normal(D), (D, 2 * F))
-        down = self.param("down", normal(F, (2 * L) ** -0.5), (F, D))
+        D, F, L = self.cfg.d_model, self.cfg.ff, self.cfg.depth
+        gate_up = matrix(self, "gate_up", normal(D), (D, 2 * F))
+        down = matrix(self, "down", normal(F, (2 * L) ** -0.5), (F, D))
         gate, up = jnp.split(dot("btd,df->btf", x, gate_up, self.cfg.dots), 2, axis=-1)
         return dot("btf,fd->btd", jax.nn.silu(gate) * up, down, self.cfg.dots)
 
@@ -56,8 +53,8 @@ class Attention(nn.Module):
     def __call__(self, x, positions, mask, cache):
         D, H, G, K = self.cfg.d_model, self.cfg.n_heads, self.cfg.kv_heads, self.cfg.head_dim
         B, T, _ = x.shape
-        qkv = self.param("qkv", normal(D), (D, (H + 2 * G) * K))
-        out = self.param("out", normal(H * K, (2 * self.cfg.n_layers) ** -0.5), (H * K, D))
+        qkv = matrix(self, "qkv", normal(D), (D, (H + 2 * G) * K))
+        out = matrix(self, "out", normal(H * K, (2 * self.cfg.depth) ** -0.5), (H * K, D))
 
         heads = dot("btd,df->btf", x, qkv, self.cfg.dots).reshape(B, T, H + 2 * G, K)
         q, k, v = jnp.split(heads, [H, H + G], axis=2)
@@ -65,11 +62,43 @@ class Attention(nn.Module):
             q, k = RMSNorm(name="q_norm")(q), RMSNorm(name="k_norm")(k)
         q, k = rope(q, positions, self.cfg.rope_theta), rope(k, positions, self.cfg.rope_theta)
         if cache is None:
-            y = attention(q, k, v, mask, self.cfg.dots)
+            y = attention(q, k, v, mask, self.cfg.dots, self.cfg.softcap)
         else:
             cache = write(cache[0], k, positions), write(cache[1], v, positions)
-            y = attention_value(q, *cache, mask, self.cfg.dots)
+            y = attention_value(q, *cache, mask, self.cfg.dots, self.cfg.softcap)
         return dot("btf,fd->btd", y.reshape(B, T, H * K), out, self.cfg.dots), cache
+
+
+class LatentAttention(nn.Module):
+    """Keys and values of all heads are made of one narrow vector per token, and that is what the cache keeps (multi-head
+    latent attention, DeepSeek-V2, arXiv:2405.04434, section 2.1).
+
+    A head's query and key have K entries without positions and K/2 with; the latter part of the key is one for all heads.
+    The cache: the normalised latent [B,1,S,R] and that part [B,1,S,K/2].
+    """
+
+    cfg: ModelConfig
+
+    @nn.compact
+    def __call__(self, x, positions, mask, cache):
+        cfg = self.cfg
+        (B, T, D), H, K, R = x.shape, cfg.n_heads, cfg.head_dim, cfg.latent
+        query = matrix(self, "query", normal(D), (D, H * (K + K // 2)))
+        narrow = matrix(self, "narrow", normal(D), (D, R + K // 2))
+        widen = matrix(self, "widen", normal(R), (R, 2 * H * K))
+        out = matrix(self, "out", normal(H * K, (2 * cfg.depth) ** -0.5), (H * K, D))
+
+        q, q_turned = jnp.split(dot("btd,df->btf", x, query, cfg.dots).reshape(B, T, H, K + K // 2), [K], axis=-1)
+        latent, k_turned = jnp.split(dot("btd,df->btf", x, narrow, cfg.dots), [R], axis=-1)
+        latent = RMSNorm(name="latent_norm")(latent)
+        q_turned, k_turned = (rope(a, positions, cfg.rope_theta) for a in (q_turned, k_turned[:, :, None]))
+        if cache is not None:
+            cache = write(cache[0], latent[:, :, None], positions), write(cache[1], k_turned, positions)
+            latent, k_turned = cache[0][:, 0], jnp.swapaxes(cache[1], 1, 2)
+        k, v = jnp.split(dot("btd,df->btf", latent, widen, cfg.dots).reshape(B, -1, 2 * H, K), 2, axis=2)
+        k = jnp.concatenate([k, jnp.broadcast_to(k_turned, (*k.shape[:3], K // 2))], axis=-1)
+        y = attention(jnp.concatenate([q, q_turned], axis=-1), k, v, mask, cfg.dots, cfg.softcap)
+        return dot("btf,fd->btd", y.reshape(B, T, H * K), out, cfg.dots), cache
 
 
 def write(cache: Array, new: Array, positions: Array) -> Array:
@@ -79,45 +108,79 @@ def write(cache: Array, new: Array, positions: Array) -> Array:
 
 
 class Block(nn.Module):
+    """x [B,T,D], cache or None -> (x, (cache, aux)); aux is {} without experts. told, own: see Transformer."""
+
     cfg: ModelConfig
 
     @nn.compact
-    def __call__(self, x, positions, mask, cache):
-        y, cache = Attention(self.cfg, name="attn")(RMSNorm(name="attn_norm")(x), positions, mask, cache)
-        x = x + y
-        return x + SwiGLU(self.cfg, name="mlp")(RMSNorm(name="mlp_norm")(x)), cache
+    def __call__(self, x, positions, mask, cache, told, own):
+        cfg = self.cfg
+        normed = RMSNorm(name="attn_norm")(x)
+        attend = Attention if cfg.latent is None else LatentAttention
+        y, new = attend(cfg, name="attn")(normed, positions, mask, cache)
+        if not cfg.parallel:
+            x = x + y
+            normed = RMSNorm(name="mlp_norm")(x)
+        if cfg.moe is None:
+            z, aux = SwiGLU(cfg, name="mlp")(normed), {}
+        else:
+            z, aux = MoE(cfg, name="moe")(normed, {**told, **own}, cache is not None)
+        return x + y + z if cfg.parallel else x + z, (new, aux)
 
 
 class Transformer(nn.Module):
-    """tokens [B,T] -> hidden [B,T,D] after the final norm, and the caches when they were given."""
+    """tokens [B,T] -> hidden [B,T,D] after the final norm, the caches when they were given, and each layer's aux.
+
+    told, own: what experts are told (models.moe), alike for all layers, and with a leading axis for the layers gone through.
+    latent [B,T,D] and seen [B,T] bool: where seen, the input is `latent` and not the token's embedding.
+    """
 
     cfg: ModelConfig
 
     @nn.compact
-    def __call__(self, tokens, positions, mask, caches=None):
-        cfg = self.cfg
-        embed = self.param("embed", normal(cfg.d_model), (cfg.vocab, cfg.d_model))
+    def __call__(self, tokens, positions, mask, caches=None, told=None, own=None, latent=None, seen=None):
+        cfg, told, own = self.cfg, told or {}, own or {}
+        embed = matrix(self, "embed", normal(cfg.d_model), (cfg.vocab, cfg.d_model))
         if not cfg.tied:
-            self.param("unembed", normal(cfg.d_model), (cfg.d_model, cfg.vocab))
-        layers = scanned if cfg.scan else unrolled
+            matrix(self, "unembed", normal(cfg.d_model), (cfg.d_model, cfg.vocab))
+        x = take(embed, tokens)
+        if latent is not None:
+            x = jnp.where(seen[..., None], latent, x)
         # Equal layers share one trace. Not when parameters are drawn: nn.jit would draw others.
-        block = Block if self.is_initializing() else nn.jit(Block)
-        x, caches = layers(cfg, block, embed[tokens], positions, mask, caches)
-        return RMSNorm(name="final_norm")(x), caches
+        block = Block if self.is_initializing() else nn.jit(nn.remat(Block) if cfg.remat else Block)
+        layers = (scanned if cfg.scan else unrolled)(cfg, block)
+        new, aux = (), []
+        for loop in range(1 if self.is_initializing() else cfg.loops):
+            here = slice(loop * cfg.n_layers, (loop + 1) * cfg.n_layers)
+            mine = jax.tree.map(lambda a: a[here], own)  # noqa: B023
+            x, kept, measured = layers(x, positions, mask, None if caches is None else caches[here], told, mine)
+            new, aux = (*new, *kept), [*aux, measured]
+        aux = aux[0] if len(aux) == 1 else jax.tree.map(lambda *a: jnp.concatenate(a), *aux)
+        return RMSNorm(name="final_norm")(x), None if caches is None else new, aux
 
 
-def unrolled(cfg, block, x, positions, mask, caches):
-    new = []
-    for i in range(cfg.n_layers):
-        x, cache = block(cfg, name=f"layer_{i}")(x, positions, mask, None if caches is None else caches[i])
-        new.append(cache)
-    return x, None if caches is None else tuple(new)
+def unrolled(cfg, block):
+    blocks = [block(cfg, name=f"layer_{i}") for i in range(cfg.n_layers)]
+
+    def layers(x, positions, mask, caches, told, own):
+        new, aux = [], []
+        for i, layer in enumerate(blocks):
+            cache, mine = None if caches is None else caches[i], jax.tree.map(lambda a: a[i], own)
+            x, (cache, measured) = layer(x, positions, mask, cache, told, mine)
+            new.append(cache)
+            aux.append(measured)
+        return x, new, jax.tree.map(lambda *a: jnp.stack(a), *aux)
+
+    return layers
 
 
-def scanned(cfg, block, x, positions, mask, caches):
-    layers = nn.scan(block, variable_axes={"params": 0}, split_rngs={"params": True},
-                     in_axes=(nn.broadcast, nn.broadcast, 0), length=cfg.n_layers)(cfg, name="layers")
-    if caches is None:
-        return layers(x, positions, mask, None)
-    x, stacked = layers(x, positions, mask, jax.tree.map(lambda *c: jnp.stack(c), *caches))
-    return x, tuple(jax.tree.map(lambda c: c[i], stacked) for i in range(cfg.n_layers))
+def scanned(cfg, block):
+    scan = nn.scan(block, variable_axes={"params": 0}, split_rngs={"params": True},
+                   in_axes=(nn.broadcast, nn.broadcast, 0, nn.broadcast, 0), length=cfg.n_layers)(cfg, name="layers")
+
+    def layers(x, positions, mask, caches, told, own):
+        stacked = None if caches is None else jax.tree.map(lambda *c: jnp.stack(c), *caches)
+        x, (stacked, aux) = scan(x, positions, mask, stacked, told, own)
+        return x, () if caches is None else [jax.tree.map(lambda c: c[i], stacked) for i in range(cfg.n_layers)], aux
+
+    return layers

@@ -1,4 +1,4 @@
-"""Matrix products: float32, or bfloat16 inputs with float32 sums.
+"""Matrix products: float32, or bfloat16 inputs with float32 sums; and by matrices plus a low-rank change.
 
 "float32" is float32 at the backend's default precision: exact on CPUs, possibly less on accelerators.
 With "bfloat16" only the inputs of the products are rounded; sums, outputs and everything between products stay float32
@@ -6,7 +6,9 @@ With "bfloat16" only the inputs of the products are rounded; sums, outputs and e
 has float32's exponents).
 """
 
+import re
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +18,44 @@ from jaxpt.types import Array
 DOTS = ("float32", "bfloat16")
 
 
-def dot(spec: str, a: Array, b: Array, dots: str = "float32") -> Array:
+class LowRank(NamedTuple):
+    """The matrix (w + a b) gain, which `dot` and `take` multiply by without forming it (models.lora makes these)."""
+
+    w: Array  # [..., i, o]
+    a: Array  # [..., i, r]
+    b: Array  # [..., r, o]
+    gain: Array | None = None  # [..., o], of each column; None: 1
+
+
+def dot(spec: str, a: Array, b: Array | LowRank, dots: str = "float32") -> Array:
     """einsum(spec, a, b) in float32, its inputs rounded to `dots`, in both backward products too.
 
-    `spec` names every axis and each index stands in two of its three terms, so that a backward
-    product is the same product with the terms exchanged.
+    `spec` names every axis and each index stands in two of its three terms (or in all of them), so that a backward
+    product is the same product with the terms exchanged. A LowRank b: its last two axes are the matrix's, and the
+    last one is the product's last.
     """
+    if isinstance(b, LowRank):
+        return _low_rank_dot(spec, a, b, dots)
     return jnp.einsum(spec, a, b) if dots == "float32" else _rounded_dot(spec, a, b, dots)
+
+
+def take(table: Array | LowRank, index: Array) -> Array:
+    """table[index]: rows of a matrix [n,o]."""
+    if not isinstance(table, LowRank):
+        return table[index]
+    rows = table.w[index] + table.a[index] @ table.b
+    return rows if table.gain is None else rows * jnp.expand_dims(table.gain, tuple(range(index.ndim)))
+
+
+def _low_rank_dot(spec: str, x: Array, matrix: LowRank, dots: str) -> Array:
+    left, right, out = re.split(",|->", spec)
+    stack, inner, outer = right[:-2], right[-2], right[-1]
+    middle = left.replace(inner, "") + "".join(axis for axis in stack if axis not in left) + "z"
+    narrow = dot(f"{left},{stack}{inner}z->{middle}", x, matrix.a, dots)
+    y = dot(spec, x, matrix.w, dots) + dot(f"{middle},{stack}z{outer}->{out}", narrow, matrix.b, dots)
+    if matrix.gain is None:
+        return y
+    return y * jnp.expand_dims(matrix.gain, [at for at, axis in enumerate(out) if axis not in stack + outer])
 
 
 def _product(spec: str, a: Array, b: Array) -> Array:

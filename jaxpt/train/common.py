@@ -14,11 +14,12 @@ from jaxpt.ops.logprobs import token_stats
 from jaxpt.ops.masked import count, masked_sum
 from jaxpt.ops.sampling import Chooser, greedy, row_keys, sampler
 from jaxpt.rollout import generate
+from jaxpt.train import experts
 from jaxpt.train.optim import make_optimizer
 from jaxpt.train.parallel import Layout
 from jaxpt.types import Array, Metrics, Params
 
-# What a step key is folded with: new tasks, the rows' own draws, reward noise, evaluation.
+# What a step key is folded with: new tasks, the rows' own draws, reward noise, evaluation; train.experts has one more.
 TASK, ROW, NOISE, EVALUATION = range(4)
 
 
@@ -63,7 +64,7 @@ def check_vocab(model: ModelConfig, env: EnvConfig) -> None:
 def start_state(cfg: Any, model: Model, key: Array, hyper: Mapping[str, Array], start: Params | None) -> dict:
     """The state before the first update. `start` is copied: a state is donated, its parent's parameters are
     not."""
-    params = model.init(key) if start is None else jax.tree.map(jnp.copy, start)
+    params = model.init(key) if start is None else model.begin(key, jax.tree.map(jnp.copy, start))
     opt_state = make_optimizer(cfg.optim).init(params)
     counters = {"step": jnp.int32(0), "flops": jnp.float32(0)}
     return {"params": params, "opt": opt_state, "key": key, "hyper": hyper, **counters}
@@ -96,10 +97,18 @@ def decision_stats(
     model: Model, params: Params, batch: Mapping[str, Array], want: tuple[str, ...], temperature: float | Array = 1.0
 ) -> dict[str, Array]:
     """token_stats of a batch's decisions under `params`, by one forward pass. batch: tokens [B,T], maybe support."""
-    hidden, _ = model.forward(params, batch["tokens"])
+    return measured_stats(model, params, batch, want, temperature)[0]
+
+
+def measured_stats(
+    model: Model, params: Params, batch: Mapping[str, Array], want: tuple[str, ...], temperature: float | Array = 1.0,
+    routing: Mapping[str, Array] | None = None,
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """decision_stats, and what layers with experts measured, being told `routing` (models.moe)."""
+    hidden, aux = model.forward(params, batch["tokens"], routing=routing)
     return token_stats(
         hidden, model.unembed(params), batch["tokens"], want=want, temperature=temperature, support=batch.get("support")
-    )
+    ), aux
 
 
 def shares(batch: dict[str, Array], size: int) -> dict[str, Array]:
@@ -139,7 +148,7 @@ def finish_step(
         ),
     )
     flops = state["flops"] + cost
-    out = {"loss": loss, "grad_norm": norm, "flops": flops, **means(metrics), **scores}
+    out = {"loss": loss, "grad_norm": norm, "flops": flops, **means(experts.watch(metrics)), **scores}
     return {**state, "step": done, "flops": flops}, out
 
 

@@ -67,7 +67,7 @@ def expected_gradient(
         given = {"ref_logp": ref_logp[members]} if "ref_logp" in row.needs else {}
         sampled = {"sampler_logp": drawn_logp[members]} if corrects else {}
         critic = {"values": values[leaves.node[members]]} if "values" in row.needs else {}
-        ready = row.prepare(traj, **given, **critic, **hyper)
+        ready = row.prepare(traj, **given, **critic, **sampled, **hyper)
 
         def loss(stats):
             return row.loss(

@@ -11,7 +11,8 @@ from jaxpt.objectives.row import Row
 from jaxpt.objectives.value import clipped_value_loss
 from jaxpt.ops.logprobs import token_stats
 from jaxpt.ops.masked import weighed
-from jaxpt.train.common import accumulate, decision_stats
+from jaxpt.train import experts
+from jaxpt.train.common import accumulate, measured_stats
 from jaxpt.train.critic import critic_values
 from jaxpt.train.optim import apply_update
 from jaxpt.train.parallel import Layout
@@ -28,16 +29,19 @@ def imitate(
     """
     ready = row.prepare(traj, total=layout.total, **own(row, state["hyper"]))
     batch = {"tokens": traj.tokens, "mask": ready["mask"], "advantages": ready["advantages"]}
+    told = experts.told(cfg.model, state)
 
     def loss(params, batch):
-        now = decision_stats(model, params, batch, ("logp", "entropy"))
+        now, aux = measured_stats(model, params, batch, ("logp", "entropy"), routing=told)
         value, metrics = row.loss(
             now["logp"], now["logp"], batch["advantages"], batch["mask"], totals=ready["totals"], **own(row, state["hyper"])
         )
-        return value, {**metrics, "entropy": weighed(now["entropy"], batch["mask"])}
+        metrics = {**metrics, "entropy": weighed(now["entropy"], batch["mask"])}
+        return experts.with_routers(value, metrics, state["hyper"], aux, batch["mask"], ready["totals"])
 
     loss, metrics, grads = layout.total(accumulate(loss, state["params"], batch, cfg.micro))
     params, opt, norm = apply_update(cfg.optim, state["hyper"]["learning_rate"], grads, state["opt"], state["params"])
+    params = experts.rebalanced(cfg.model, params, metrics, state["hyper"])
     return {**state, "params": params, "opt": opt}, loss, norm, metrics
 
 
@@ -57,6 +61,7 @@ def learn(
     batch |= {"support": traj.support} if traj.support is not None else {}
     batch |= {"ref_logp": stats["ref_logp"]} if "ref_logp" in stats else {}
     batch |= {"returns": ready["returns"], "old_values": stats["values"]} if "values" in stats else {}
+    batch |= {"routes": stats["routes"]} if "routes" in stats else {}
     parts = _minibatches(batch, cfg.group, cfg.minibatches)
 
     def update(state, number):
@@ -65,7 +70,7 @@ def learn(
         trained = {name: state[name] for name in ("params", "critic") if name in state}
         loss = lambda trained, part: _loss(cfg, model, rows, state["hyper"], totals, trained, part)  # noqa: E731
         loss, metrics, grads = layout.total(accumulate(loss, trained, part, cfg.micro))
-        new, norm = _descend(cfg, state, trained, grads)
+        new, norm = _descend(cfg, state, trained, grads, metrics)
         return {**state, **new}, (loss, norm, metrics)
 
     state, (loss, norm, metrics) = jax.lax.scan(update, state, jnp.arange(cfg.epochs * cfg.minibatches))
@@ -87,7 +92,7 @@ def _minibatches(batch: dict[str, Array], group: int, count: int) -> dict[str, A
 def _loss(cfg, model, rows, hyper, totals, trained, part) -> tuple[Array, Metrics]:
     """The followed row's loss on a share of a minibatch, plus value_coef times the critic's."""
     mask = part["mask"]
-    hidden, _ = model.forward(trained["params"], part["tokens"])
+    hidden, aux = model.forward(trained["params"], part["tokens"], routing=experts.replayed(hyper, part))
     now = token_stats(
         hidden, model.unembed(trained["params"]), part["tokens"], want=("logp", "entropy"),
         temperature=cfg.temperature, support=part.get("support"),
@@ -103,7 +108,8 @@ def _loss(cfg, model, rows, hyper, totals, trained, part) -> tuple[Array, Metric
         return run
 
     value, metrics = follow(rows, hyper, policy_loss, now["logp"], now["entropy"], part, totals)
-    metrics = {**metrics, "entropy": weighed(now["entropy"], mask)}
+    metrics = {**metrics, "entropy": weighed(now["entropy"], mask), **experts.flips(aux, part, now["logp"])}
+    value, metrics = experts.with_routers(value, metrics, hyper, aux, mask, totals)
     if "critic" not in trained:
         return value, metrics
 
@@ -120,10 +126,10 @@ def _loss(cfg, model, rows, hyper, totals, trained, part) -> tuple[Array, Metric
     return value + hyper["value_coef"] * critic, {**metrics, **critic_metrics}
 
 
-def _descend(cfg, state, trained, grads) -> tuple[dict, Array]:
+def _descend(cfg, state, trained, grads, metrics) -> tuple[dict, Array]:
     """One update of each tree by its own optimizer. -> (what changes in the state, the policy's gradient norm)."""
     params, opt, norm = apply_update(cfg.optim, state["hyper"]["learning_rate"], grads["params"], state["opt"], trained["params"])
-    new = {"params": params, "opt": opt}
+    new = {"params": experts.rebalanced(cfg.model, params, metrics, state["hyper"]), "opt": opt}
     if "critic" in trained:
         new["critic"], new["critic_opt"], _ = apply_update(
             cfg.critic.optim, state["hyper"]["critic_rate"], grads["critic"], state["critic_opt"], trained["critic"]

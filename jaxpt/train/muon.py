@@ -43,11 +43,15 @@ def cuts(name: str, layer: Params) -> list[int]:
     if name == "qkv":
         queries = layer["attn"]["out"].shape[-2]  # heads times their width; keys and values share the rest
         return [queries, (queries + layer["attn"]["qkv"].shape[-1]) // 2]
-    return [layer["mlp"]["gate_up"].shape[-1] // 2] if name == "gate_up" else []
+    if name == "narrow":
+        return [layer["attn"]["widen"].shape[-2]]
+    halves = {"widen": ("attn",), "gate_up": ("mlp", "moe"), "shared_gate_up": ("moe",)}.get(name, ())
+    return [layer[part][name].shape[-1] // 2 for part in halves if part in layer]
 
 
 def is_hidden_matrix(params: Params) -> Params:
-    """True for the matrices of layers; embeddings, unembedding and norm scales are not for Muon."""
+    """True for the matrices of layers: routers', every expert's. Embeddings, unembedding, norm scales, routers' biases and
+    adapters (thin matrices, which may be 0) are not for Muon."""
     return jax.tree.map_with_path(
-        lambda path, x: path[0].key.startswith("layer") and path[-1].key != "scale", params
+        lambda path, x: path[0].key.startswith("layer") and path[-1].key not in ("scale", "bias"), params
     )

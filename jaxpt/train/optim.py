@@ -1,4 +1,4 @@
-"""Optimizers: AdamW with clipping and a schedule. Shapes of the schedule are static, numbers are leaves."""
+"""Optimizers: AdamW, Lion or Muon, with clipping and a schedule. Shapes of the schedule are static, numbers are leaves."""
 
 from dataclasses import dataclass
 
@@ -9,19 +9,22 @@ import optax
 from jaxpt.train.muon import is_hidden_matrix, scale_by_muon
 from jaxpt.types import Array, Params
 
-SCHEDULES = ("constant", "linear", "cosine")
-METHODS = ("adamw", "muon")
+SCHEDULES = ("constant", "linear", "cosine", "wsd")
+METHODS = ("adamw", "muon", "lion")
 
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """AdamW (Loshchilov and Hutter 2019), global-norm clipping, warmup then a schedule."""
+    """AdamW (Loshchilov and Hutter 2019), Lion (Chen et al. 2023, arXiv:2302.06675) or Muon, global-norm clipping, warmup
+    then a schedule."""
 
     learning_rate: float = 1e-3
-    method: str = "adamw"  # muon: Muon for the matrices of layers, AdamW for the rest
-    schedule: str = "constant"  # after warmup: constant, linear or cosine to `floor` at `decay_steps`
+    method: str = "adamw"  # muon: Muon for the matrices of layers, AdamW for the rest; lion
+    schedule: str = "constant"  # after warmup: constant, linear or cosine to `floor` at `decay_steps`, or
+    # wsd: constant until `decay_start`, then linear (warmup-stable-decay, Hu et al. 2024, arXiv:2404.06395)
     warmup: int = 0  # steps of linear warmup from 0
-    decay_steps: int = 0  # step at which linear and cosine reach the floor
+    decay_steps: int = 0  # step at which the floor is reached
+    decay_start: int = 0  # of wsd
     floor: float = 0.0  # share of the learning rate that remains at the end
     clip: float = 1.0  # largest global gradient norm
     b1: float = 0.9
@@ -34,6 +37,11 @@ class OptimConfig:
             raise ValueError(f"method: got {self.method!r}, expected one of {', '.join(METHODS)}")
         if self.schedule not in SCHEDULES:
             raise ValueError(f"schedule: got {self.schedule!r}, expected one of {', '.join(SCHEDULES)}")
+        if self.schedule == "wsd" and not self.warmup <= self.decay_start < self.decay_steps:
+            raise ValueError(
+                f"decay_start: got {self.decay_start}, expected a step from warmup = {self.warmup} to before decay_steps = "
+                f"{self.decay_steps} for schedule 'wsd'"
+            )
         if self.schedule != "constant" and self.decay_steps <= self.warmup:
             raise ValueError(
                 f"decay_steps: got {self.decay_steps}, expected more than warmup = {self.warmup} "
@@ -47,8 +55,9 @@ def scale_at(cfg: OptimConfig, step: Array) -> Array:
     warm = jnp.minimum(1.0, (step + 1) / (cfg.warmup + 1))
     if cfg.schedule == "constant":
         return warm
-    done = jnp.clip((step - cfg.warmup) / (cfg.decay_steps - cfg.warmup), 0.0, 1.0)
-    shape = 1 - done if cfg.schedule == "linear" else 0.5 * (1 + jnp.cos(jnp.pi * done))
+    start = cfg.decay_start if cfg.schedule == "wsd" else cfg.warmup
+    done = jnp.clip((step - start) / (cfg.decay_steps - start), 0.0, 1.0)
+    shape = 1 - done if cfg.schedule in ("linear", "wsd") else 0.5 * (1 + jnp.cos(jnp.pi * done))
     return warm * (cfg.floor + (1 - cfg.floor) * shape)
 
 
@@ -64,11 +73,15 @@ def make_optimizer(cfg: OptimConfig, learning_rate: float | Array | None = None)
 
 
 def _is_matrix(params: Params) -> Params:
-    """Everything but the norms' scales, which are matrices only where layers are stacked."""
-    return jax.tree.map_with_path(lambda path, x: path[-1].key != "scale", params)
+    """Everything but the norms' scales (matrices only where layers are stacked), routers' biases, and what is frozen under
+    adapters."""
+    kept = ("scale", "bias", "base", "alpha", "rank")
+    return jax.tree.map_with_path(lambda path, x: not {path[0].key, path[-1].key} & set(kept), params)
 
 
 def _direction(cfg: OptimConfig) -> optax.GradientTransformation:
+    if cfg.method == "lion":
+        return optax.scale_by_lion(cfg.b1, cfg.b2)
     adam = optax.scale_by_adam(cfg.b1, cfg.b2, cfg.eps)
     if cfg.method == "adamw":
         return adam

@@ -12,7 +12,7 @@ from jaxpt.objectives.kl import adapted
 from jaxpt.ops.masked import keep, masked_sum, safe_div
 from jaxpt.ops.sampling import row_keys, sampler
 from jaxpt.rollout import generate
-from jaxpt.train import common, learn
+from jaxpt.train import common, experts, learn
 from jaxpt.train.budget import rollout_flops, scoring_flops, update_flops, value_flops
 from jaxpt.train.collect import collect
 from jaxpt.train.critic import CriticConfig, critic_values, init_critic
@@ -42,6 +42,7 @@ class PolicyConfig:
     signal_rewards: Mapping[str, float] = field(default_factory=dict)  # signal of the environment -> reward at its token
     reward_noise: float = 0.0  # share of episodes whose reward is replaced by a fair coin; 1 is a control
     refresh: int | None = None  # a leaf: the sampler is a copy of the policy, made anew every so many batches; None: no copy
+    replay: float | None = None  # a leaf, of experts: 1: updates use the routes that sampled tokens took; None: not measured
     eval: common.EvalConfig = field(default_factory=common.EvalConfig)
 
     def __post_init__(self):
@@ -55,6 +56,8 @@ class PolicyConfig:
                 common.check_positive(self, name)
         if self.repeats is not None and any("max_rounds" in get(name).hyper for name in self.objectives):
             raise ValueError("repeats: a row that draws groups again must know their size; set group instead")
+        if self.replay is not None and (self.model.moe is None or self.model.moe.choice != "token"):
+            raise ValueError("replay: expected None for a model in which no token chooses experts")
         if self.prompts % self.minibatches:
             raise ValueError(f"minibatches: got {self.minibatches}, expected a divisor of prompts = {self.prompts}")
         unknown = sorted(set(self.signal_rewards) - set(spec.signals))
@@ -138,9 +141,13 @@ def make_policy(cfg: PolicyConfig, layout: Layout = ONE) -> Program:
         traj, episodes = collect(lambda key: rollout(state, key), key, cfg.group, limit, layout.total)
         stats = score(state, traj)
         sampler_logp, traj = traj.old_logp, traj._replace(old_logp=stats.pop("old_logp", traj.old_logp))
+        given = {**stats, "sampler_logp": sampler_logp}
         ready = follow(
-            rows, hyper, lambda r: lambda traj, stats: r.prepare(traj, total=layout.total, **stats, **own(r, hyper)), traj, stats
+            rows, hyper, lambda r: lambda traj, given: r.prepare(traj, total=layout.total, **given, **own(r, hyper)), traj, given
         )
+        if cfg.replay is not None:
+            _, aux = model.forward(state.get("sampler", state["params"]), traj.tokens)
+            stats["routes"] = jnp.moveaxis(aux["routes"], 0, 1)
         state, loss, norm, metrics = learn.learn(cfg, model, rows, layout, state, traj, ready, stats, sampler_logp)
         episodes = layout.total(episodes)
         drawn, _ = episodes.pop("generated")
@@ -181,10 +188,11 @@ def make_policy(cfg: PolicyConfig, layout: Layout = ONE) -> Program:
         hyper = {**hyper, **{name: jnp.where(follows, x, hyper[name]) for name, x in new.items()}}
         return {**state, "hyper": hyper}, (hyper["entropy_coef"], jnp.float32(1))
 
-    hyper = {"learning_rate": cfg.optim.learning_rate, "reward_noise": cfg.reward_noise, **leaves(cfg.objectives, env.spec)}
+    hyper = {"learning_rate": cfg.optim.learning_rate, "reward_noise": cfg.reward_noise, **leaves(cfg.objectives, env.spec),
+             **experts.leaves(cfg.model)}
     low, high = cfg.env.levels
     hyper |= {"level_low": float(low), "level_high": float(high)}  # a stage may train and score on a part of the levels
-    for name in ("refresh", "repeats"):
+    for name in ("refresh", "repeats", "replay"):
         if getattr(cfg, name) is not None:
             hyper[name] = float(getattr(cfg, name))
     if "values" in needed:

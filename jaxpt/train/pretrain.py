@@ -16,7 +16,7 @@ from jaxpt.objectives.supervised import SFT
 from jaxpt.ops.logprobs import token_stats
 from jaxpt.ops.masked import masked_sum
 from jaxpt.ops.sampling import row_keys, sampler
-from jaxpt.train import common
+from jaxpt.train import common, experts
 from jaxpt.train.learn import imitate
 from jaxpt.train.optim import OptimConfig
 from jaxpt.train.parallel import ONE, Layout
@@ -57,16 +57,18 @@ def make_pretrain(cfg: PretrainConfig, layout: Layout = ONE, *, train: np.ndarra
     def step(state):
         key = jax.random.fold_in(state["key"], state["step"])
         traj = as_trajectory(layout.spread(random_windows(key, train, layout.rows(cfg.batch), cfg.window)))
-        state, loss, norm, _ = imitate(cfg, model, SFT, layout, state, traj)
+        state, loss, norm, measured = imitate(cfg, model, SFT, layout, state, traj)
         done = state["step"] + 1
         metrics = {
-            "bits": loss * BITS, "grad_norm": norm,
+            "bits": experts.less_routers(loss, measured) * BITS, "grad_norm": norm,
             "bytes": done.astype(jnp.float32) * (cfg.batch * (cfg.window - 1)),
             **common.when_due(done, cfg.every, lambda: held_bits(state["params"])),
+            **common.means(experts.watch({name: x for name, x in measured.items() if name.startswith("router_")})),
         }
         return {**state, "step": done}, metrics
 
-    return Program(init, step, {"learning_rate": cfg.optim.learning_rate}, lambda state: state["params"])
+    hyper = {"learning_rate": cfg.optim.learning_rate, **experts.leaves(cfg.model)}
+    return Program(init, step, hyper, lambda state: state["params"])
 
 
 def as_trajectory(tokens: Array) -> Trajectory:

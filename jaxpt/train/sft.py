@@ -8,7 +8,7 @@ from jaxpt.models import ModelConfig, make_model
 from jaxpt.objectives import get
 from jaxpt.ops.sampling import row_keys
 from jaxpt.rollout import demonstrate
-from jaxpt.train import common
+from jaxpt.train import common, experts
 from jaxpt.train.budget import update_flops
 from jaxpt.train.learn import imitate
 from jaxpt.train.optim import OptimConfig
@@ -57,5 +57,5 @@ def make_sft(cfg: SftConfig, layout: Layout = ONE) -> Program:
         state, *learned = imitate(cfg, model, row, layout, state, traj)
         return common.finish_step(cfg, model, env, layout, state, cost, *learned)
 
-    hyper = {"learning_rate": cfg.optim.learning_rate, **row.hyper}
+    hyper = {"learning_rate": cfg.optim.learning_rate, **row.hyper, **experts.leaves(cfg.model)}
     return Program(init, step, hyper, lambda state: state["params"])

@@ -13,8 +13,12 @@ from bench_peers.jobs import JOBS
 
 ROOT = Path(__file__).resolve().parents[2]
 VENV = Path(os.environ.get("VENV", ROOT / ".venv"))
-PEERS = {"grpo": {"TRL": "with_trl.py", "Tunix": "with_tunix.py"}, "decode": {"HF generate": "with_hf.py"}}
+PEERS = {
+    "grpo": {"TRL": "with_trl.py", "Tunix": "with_tunix.py"}, "decode": {"HF generate": "with_hf.py"},
+    "moe": {"HF grouped_mm": "experts_hf.py"},
+}
 OURS = "jaxpt"
+OUR_SCRIPTS = {"grpo": "with_jaxpt.py", "decode": "with_jaxpt.py", "moe": "experts_jaxpt.py"}
 PACKAGES = ("torch", "transformers", "trl", "google-tunix", "jax")
 # What is alike is stated in jobs.Job; what remains unequal is printed with the results.
 UNEQUAL = (
@@ -50,7 +54,7 @@ def versions() -> str:
 
 @contextlib.contextmanager
 def worker(name: str, script: str, job: str):
-    """A function without arguments that does one block of the job in a live process and returns its answer."""
+    """(answer, block): the next answer of a live process, and that to a request, which is one more block of the job."""
     python = sys.executable if name == OURS else peers_python()
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     # No hub is asked for anything: models and tokenizers are made here.
@@ -70,8 +74,8 @@ def worker(name: str, script: str, job: str):
             tail = "".join(errors.readlines()[-20:])
             raise Missing(f"{tail}\nthe {name} worker of {job} ended with exit code {code}; its last words are above")
 
-        def block() -> dict:
-            process.stdin.write("go\n")
+        def block(request: str = "go") -> dict:
+            process.stdin.write(f"{request}\n")
             process.stdin.flush()
             return answer()
 
@@ -85,7 +89,7 @@ def worker(name: str, script: str, job: str):
 def side_by_side(job_name: str, rounds: int) -> dict[str, dict]:
     """Medians of each library: seconds and cpu_seconds of one update or decoded batch, the last mean reward."""
     job = JOBS[job_name]
-    scripts = {OURS: "with_jaxpt.py", **PEERS[job.kind]}
+    scripts = {OURS: OUR_SCRIPTS[job.kind], **PEERS[job.kind]}
     with contextlib.ExitStack() as stack:
         live = {}
         for name, script in scripts.items():  # one after the other, so that no start disturbs another
@@ -123,7 +127,7 @@ def peer_rows(rounds: int, only: str | None = None):
     for name in jobs:
         job, everyone = JOBS[name], side_by_side(name, rounds)
         ours = everyone[OURS]
-        unit = "update" if job.kind == "grpo" else f"{job.prompts} x {job.new_tokens} tokens"
+        unit = {"grpo": "update", "moe": "value and gradients"}.get(job.kind) or f"{job.prompts} x {job.new_tokens} tokens"
         for peer, theirs in list(everyone.items())[1:]:
             yield f"{name}, {unit}, ms", 1e3 * ours["seconds"], f"{peer}, ms", 1e3 * theirs["seconds"]
         cpu = ", ".join(f"{who} {1e3 * x['cpu_seconds']:.1f}" for who, x in everyone.items())

@@ -5,6 +5,7 @@ prints the block's seconds. So the parent can alternate workers that stay compil
 """
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -40,6 +41,24 @@ class Job:
         return self.n_layers * layer + self.vocab * self.d_model + self.d_model
 
 
+@dataclass(frozen=True)
+class MoeJob:
+    """Value and gradients (weights, inputs) of one layer of experts on 2048 tokens, float32, no token dropped."""
+
+    experts: int
+    top_k: int
+    d_ff: int
+    shared: int
+    kind: str = "moe"
+    d_model: int = 128
+    tokens: int = 2048
+    block: int = 10
+
+    @property
+    def parameters(self) -> int:
+        return (self.experts + self.shared) * 3 * self.d_model * self.d_ff + self.experts * self.d_model
+
+
 SMALL, MIDDLE, LARGE = (32, 2, 2, 88, 32), (64, 2, 2, 176, 128), (128, 4, 4, 344, 128)
 JOBS = {
     "grpo-26k": Job("grpo", *SMALL, prompts=32, group=8, new_tokens=48, block=10),
@@ -48,10 +67,17 @@ JOBS = {
     "decode-1": Job("decode", *LARGE, prompts=1, group=1, new_tokens=112, block=8),
     "decode-16": Job("decode", *LARGE, prompts=16, group=1, new_tokens=112, block=4),
     "decode-128": Job("decode", *LARGE, prompts=128, group=1, new_tokens=112, block=2),
+    "moe-8": MoeJob(experts=8, top_k=2, d_ff=256, shared=0),
+    "moe-64": MoeJob(experts=64, top_k=6, d_ff=64, shared=2),
 }
 
 
-def asked() -> Job:
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def asked() -> Job | MoeJob:
     """The job named on the command line."""
     return JOBS[sys.argv[1]]
 

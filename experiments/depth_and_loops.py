@@ -1,0 +1,141 @@
+"""Does going through one layer four times do what four layers do, and does thinking aloud replace either?
+
+A small decoder learns from demonstrations to compose maps (environment Chain), with the answer at once or one step at a
+time. Direct answers ask for a computation as deep as the chain is long. Arms: one layer; four; one layer gone through
+four times with the same weights (equal parameters with the first, equal products with the second); and one layer with a
+feed-forward part four times as wide, which has more parameters than the looped one but no depth.
+
+Source: Dehghani et al. 2018 (arXiv 1807.03819) for loops; Merrill et al. 2024 (arXiv 2404.08819) and Li et al. 2024 (arXiv
+2402.12875) for what depth and chains of thought can express.
+Command: jaxpt run depth_and_loops
+Expected: not yet run at tier cpu; the rate is a guess until scripts/tune.py depth_and_loops has been run.
+Minutes: about 12 on two cores (8 seeds), estimated; --tier smoke about 1.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+from jaxpt.lab.errors import multiples, within
+from jaxpt.lab.experiment import Claim, Experiment, Panel, Stage, Tier
+from jaxpt.lab.report import cell
+from jaxpt.lab.statistics import last
+from jaxpt.models import ModelConfig
+from jaxpt.models.counts import active_flops
+from jaxpt.train.common import EnvConfig, EvalConfig
+from jaxpt.train.sft import SftConfig, make_sft
+
+EVERY = 20  # updates of one chunk
+SHAPES = {  # arm -> what differs from one layer
+    "one": {}, "four": {"n_layers": 4}, "loop": {"loops": 4}, "wide": {"d_ff": 4},
+}
+STYLES = ("direct", "think")
+
+
+@dataclass(frozen=True)
+class Config:
+    p: int = 5  # modulus of the affine maps
+    generators: int = 4
+    level: int = 4  # longest chain of maps
+    d_model: int = 32
+    updates: int = 800
+    batch: int = 64
+    direct_rate: float = 4e-3  # both rates are tuned by SWEEP on seeds that no claim uses
+    think_rate: float = 4e-3
+    every: int = 100  # updates between two evaluations
+    eval_tasks: int = 256
+
+    def __post_init__(self):
+        within(self, 1, math.inf, "d_model", "batch", "eval_tasks")
+        within(self, 2, 32, "level")
+        within(self, 0, 1, "direct_rate", "think_rate")
+        multiples(self, EVERY, "when arms are scored", "updates", "every")
+        try:
+            self.env()
+        except ValueError as error:
+            raise ValueError(f"--p {self.p} --generators {self.generators}: {error}") from None
+
+    def env(self) -> EnvConfig:
+        return EnvConfig("chain", {"p": self.p, "generators": self.generators, "max_level": self.level}, (1, self.level))
+
+    def model(self, arm: str) -> ModelConfig:
+        one = ModelConfig(vocab=self.env().make().spec.vocab, d_model=self.d_model, n_layers=1)
+        shape = dict(SHAPES[arm])
+        if "d_ff" in shape:
+            shape["d_ff"] *= one.ff
+        return replace(one, **shape)
+
+
+def stages(cfg: Config, inputs) -> list[Stage]:
+    def arm(name, style):
+        program = SftConfig(
+            env=cfg.env(), model=cfg.model(name), batch=cfg.batch, style=style, eval=EvalConfig(cfg.every, cfg.eval_tasks)
+        )
+        hyper = {"learning_rate": getattr(cfg, f"{style}_rate")}
+        return Stage(f"{name}_{style}", make_sft, program, cfg.updates, stream=style, hyper=hyper, chunk=EVERY)
+
+    return [arm(name, style) for style in STYLES for name in SHAPES]
+
+
+def success(curves, arm, style="direct"):
+    return last(curves[f"{arm}_{style}/greedy_gold"])
+
+
+def more(arm, other, style="direct"):
+    return lambda curves: success(curves, arm, style) - success(curves, other, style)
+
+
+CLAIMS = (
+    Claim(
+        name="loops_beat_one_pass",
+        statement="One layer gone through four times answers at once more often right than one pass, at equal parameters.",
+        estimand=more("loop", "one"), margin=0.05,
+        control_name="one pass, in the place of the loop, against the loop", control=more("one", "loop"),
+    ),
+    Claim(
+        name="loops_beat_width",
+        statement="It also beats one pass through a layer with a feed-forward part four times as wide.",
+        estimand=more("loop", "wide"), margin=0.03,
+        control_name="the reverse", control=more("wide", "loop"),
+    ),
+    Claim(
+        name="own_weights_beat_loops",
+        statement="Four layers with weights of their own beat one layer gone through four times.",
+        estimand=more("four", "loop"), margin=0.03,
+        control_name="the reverse", control=more("loop", "four"),
+    ),
+    Claim(
+        name="thinking_makes_depth_needless",
+        statement="What four layers are worth over one is less when the demonstrations think aloud.",
+        estimand=lambda curves: more("four", "one")(curves) - more("four", "one", "think")(curves), margin=0.05,
+        control_name="the reverse", control=lambda curves: more("four", "one", "think")(curves) - more("four", "one")(curves),
+    ),
+)
+
+NAMES = {"one layer": "one", "four": "four", "one, four times": "loop", "one, wide": "wide"}
+PANELS = tuple(
+    Panel(f"Greedy success, {style}", {label: f"{arm}_{style}/greedy_gold" for label, arm in NAMES.items()}, "success", "update")
+    for style in STYLES
+)
+
+RATES = (2e-3, 4e-3, 8e-3)
+SWEEP = ({f"{style}_rate": (RATES, f"one_{style}/greedy_gold") for style in STYLES},)
+
+
+def sections(cfg: Config, curves) -> str:
+    rows = [
+        f"| {label} | {cell(success(curves, arm), '.3f')} | {cell(success(curves, arm, 'think'), '.3f')} | "
+        f"{active_flops(cfg.model(arm), 1, 16) / active_flops(cfg.model('one'), 1, 16):.2f} |"
+        for label, arm in NAMES.items()
+    ]
+    head = ["| arm | success, direct | success, thinking | products per token, of one layer's |", "| --- | --- | --- | --- |"]
+    return "\n".join(["## Depth, loops and thinking", "", *head, *rows])
+
+
+EXPERIMENT = Experiment(
+    tiers={
+        "smoke": Tier(Config(updates=20, every=20, eval_tasks=32, batch=16, level=2), seeds=2),
+        "cpu": Tier(Config(), seeds=8),
+        "full": Tier(replace(Config(), level=6, d_model=64, updates=5000), seeds=20),
+    },
+    stages=stages, claims=CLAIMS, panels=PANELS, sections=sections, sweep=SWEEP,
+)
