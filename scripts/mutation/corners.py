@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 INPUTS = 10_000
+SHARES = (500, 2000, INPUTS)  # of one row, where several share them: few, so that what the unchanged row gives is kept
 SIZES = {"B": 4, "T": 4, "K": 4, "V": 5}
 GROUPS = np.array([[0, 0, 1, 1], [3, -1, 3, 3], [0, 1, 2, 3], [5, 5, 5, 5]])
 VALUES = {  # of half of the batches; the others are drawn from a normal law
@@ -15,6 +16,7 @@ VALUES = {  # of half of the batches; the others are drawn from a normal law
     "length": [0.0, 1.0, 2.0, 3.0, 100.0, 299.0, 1000.0, 5000.0, 16384.0, 20480.0, 3e4],
 }
 POISON = np.array([np.nan, np.inf, -np.inf, 1e30], np.float32)
+KNOWN: dict[tuple[str, int], Any] = {}  # (row, number) -> inputs and outcomes of the unchanged row
 REWARDS = [0.0, 1.0, 1.0, 0.3, -2.0, 1e4, np.nan, np.inf]
 
 
@@ -72,10 +74,10 @@ def outcome(base: Any, row: Any, batch: Mapping[str, Any], hyper: Mapping[str, f
         traj = base.get("jaxpt.types").bare_trajectory(
             jnp.zeros_like(batch["turn"]), batch["mask"], length=jnp.sum(batch["mask"], 1), **fields
         )._replace(turn=batch["turn"], truncated=batch["truncated"], parts=batch["parts"])
-        given = {k: batch[k] for k in ("ref_logp", "values", "final_values", "process", "baseline", "anchor")}
+        given = {k: batch[k] for k in ("ref_logp", "values", "final_values", "process", "baseline", "anchor", "sampler_logp")}
         ready = row.prepare(traj, **given, **hyper)
-        names = ("old_logp", "advantages", "mask", *(k for k in ("ref_logp", "entropy", "sampler_logp", "weights", "prompt_tokens")
-                                                     if k in row.needs))
+        read = ("ref_logp", "entropy", "vocab_kl", "sampler_logp", "weights", "prompt_tokens")
+        names = ("old_logp", "advantages", "mask", *(k for k in read if k in row.needs))
         arguments = {k: {**batch, **ready}[k] for k in ("logp", *names)}
         shared = {"totals": ready["totals"]}
     else:
@@ -102,8 +104,6 @@ def traced(base: Any, row: Any) -> None:
 
 def compared(base: Any, other: Any, rows: frozenset[str] | None) -> str:
     """"agree on N inputs", or where the two differ, or why they were not compared."""
-    import jax
-
     if not rows:
         return "no row reaches it: to be judged by hand"
     before, after = base.rows(), other.rows()
@@ -114,18 +114,25 @@ def compared(base: Any, other: Any, rows: frozenset[str] | None) -> str:
                 other.get(module)
         after = other.rows()
         names = [name for name in sorted(rows) if name in before and name in after]
-    share = -(-INPUTS // max(len(names), 1))
+    share = next(n for n in SHARES if n * len(names) >= INPUTS or n == INPUTS)
     for name in names:
-        batch = batches(base, before[name], max(share, 500))
-        for hyper in (before[name].hyper, {k: x * 0.7 + 0.15 for k, x in before[name].hyper.items()}):
-            compiled = [
-                jax.jit.args[0](jax.vmap(lambda b, w=w, row=row: outcome(w, row, b, dict(hyper))))  # noqa: B023
-                for w, row in ((base, before[name]), (other, after[name]))
-            ]
-            one, two = (jax.tree.leaves(jax.device_get(f(batch))) for f in compiled)
-            for x, y in zip(one, two, strict=True):
-                same = np.isclose(np.float64(x), np.float64(y), rtol=1e-5, atol=1e-6, equal_nan=True)
-                if not same.all():
-                    k = int(np.argwhere(~same)[0][0])
-                    return f"{name} differs on {(~same.reshape(len(same), -1).all(1)).mean():.1%} of its inputs, first on {k}"
+        if (name, share) not in KNOWN:
+            batch = batches(base, before[name], share)
+            KNOWN[name, share] = batch, outcomes(base, before[name], batch)
+        batch, one = KNOWN[name, share]
+        two = outcomes(other, after[name], batch)
+        for x, y in zip(one, two, strict=True):
+            same = np.isclose(np.float64(x), np.float64(y), rtol=1e-5, atol=1e-6, equal_nan=True)
+            if not same.all():
+                k = int(np.argwhere(~same)[0][0])
+                return f"{name} differs on {(~same.reshape(len(same), -1).all(1)).mean():.1%} of its inputs, first on {k}"
     return f"agree on {share * len(names)} inputs of {len(names)} rows, with two sets of constants each"
+
+
+def outcomes(world: Any, row: Any, batch: Mapping[str, Any]) -> list[np.ndarray]:
+    """[number, ...] each, under the row's constants and under others, by one compiled function."""
+    import jax
+
+    run = jax.jit.args[0](jax.vmap(lambda b, hyper: outcome(world, row, b, hyper), (0, None)))
+    hypers = dict(row.hyper), {k: x * 0.7 + 0.15 for k, x in row.hyper.items()}
+    return [np.asarray(x) for hyper in hypers for x in jax.tree.leaves(jax.device_get(run(batch, hyper)))]
