@@ -3,6 +3,7 @@
 
 Command: .venv/bin/python scripts/bench.py [--rounds 5] [--json FILE]
          .venv/bin/python scripts/bench.py --peers [--only grpo|decode|grpo-26k|...]
+         .venv/bin/python scripts/bench.py objectives [--only trl|verl|openrlhf|skyrl|...]
 Every pair is measured alternately, A B A B ..., and medians are printed. A ratio above 1 means that ours is the
 better of the two (less time, or more per second). Nothing here is asserted: shared machines are noisy, and a
 test that times is a test that fails by chance.
@@ -19,6 +20,7 @@ import tempfile
 import time
 
 from bench_peers.compare import Missing, peer_rows
+from bench_peers.losses import losses, summary
 
 ROUNDS = 5
 
@@ -182,23 +184,44 @@ def own_rows(args):
             yield from part(args.rounds)
 
 
+def objectives(args):
+    """Losses beside the peers' own torch functions, milliseconds of one value and gradient."""
+    rows = []
+    for row in losses(args.rounds, args.only):
+        if not rows:
+            print(f"{'peer function':<66} {'jaxpt':>8} {'eager':>8} {'ratio':>6} {'compiled':>9} {'ratio':>6}")
+        rows.append(row)
+        compiled = f"{'-':>9} {'-':>6}" if row.compiled is None else f"{1e3 * row.compiled:9.2f} {row.compiled / row.jaxpt:6.2f}"
+        times = f"{1e3 * row.jaxpt:8.2f} {1e3 * row.eager:8.2f} {row.eager / row.jaxpt:6.2f} {compiled}"
+        print(f"{row.name:<66} {times}  {row.note}".rstrip(), flush=True)
+    print(summary(rows))
+    return [row._asdict() for row in rows]
+
+
+def speeds(args):
+    """The other benchmarks: ours beside a bound or a peer, each with its ratio."""
+    rows = []
+    for name, ours, bound_name, bound in peer_rows(args.rounds, args.only) if args.peers else own_rows(args):
+        rows.append({"what": name, "ours": ours, "bound": bound_name, "bound_value": bound})
+        less_is_better = name.endswith((", s", ", ms"))
+        ratio = None if bound is None else (bound / ours if less_is_better else ours / bound)
+        rows[-1]["ratio"] = ratio
+        beside = "" if bound is None else f"   {bound_name} {bound:.2f}   ratio {ratio:.2f}"
+        print(f"{name:<42} {ours:10.2f}{beside}", flush=True)
+    return rows
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("what", nargs="?", choices=("objectives",), help="losses beside the peers' torch functions")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="repeats of every measurement (5)")
-    parser.add_argument("--only", help="updates, rollouts, seeds or start_up; with --peers, how a job's name starts")
+    parser.add_argument("--only", help="updates, rollouts, seeds or start_up; else how a job's name starts")
     parser.add_argument("--peers", action="store_true", help="the same jobs in TRL, Tunix and transformers instead")
     parser.add_argument("--json", help="also write the rows to this file")
     args = parser.parse_args()
-    rows = []
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     try:
-        for name, ours, bound_name, bound in peer_rows(args.rounds, args.only) if args.peers else own_rows(args):
-            rows.append({"what": name, "ours": ours, "bound": bound_name, "bound_value": bound})
-            less_is_better = name.endswith((", s", ", ms"))
-            ratio = None if bound is None else (bound / ours if less_is_better else ours / bound)
-            rows[-1]["ratio"] = ratio
-            beside = "" if bound is None else f"   {bound_name} {bound:.2f}   ratio {ratio:.2f}"
-            print(f"{name:<42} {ours:10.2f}{beside}", flush=True)
+        rows = objectives(args) if args.what else speeds(args)
     except Missing as error:
         print(error, file=sys.stderr)
         sys.exit(2)

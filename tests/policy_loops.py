@@ -1,6 +1,7 @@
 """The losses of the policy objectives as float64 loops written from the papers: name -> (reduction, loss of a token).
 
-A token x has l, o, f, b, h, a, u (logp, old, reference, sampler, entropy, advantage, given weight) and g (prompt); what a
+A token x has l, o, f, b, h, v, a, u (logp, old, reference, sampler, entropy, KL over the vocabulary, advantage, given
+weight) and g (prompt); what a
 gradient is stopped at, l0 and h0; of its row s, s0 (mean of l - o, of l0 - o), bs, bm (sum and mean of o - b) and gm
 (mean of GMPO's clipped log-ratios); of the batch c (covariance of a and l0) and the choices clip_cov, kl_cov and top.
 """
@@ -23,7 +24,7 @@ HYPER = {  # constants under which every branch of a formula is met by the batch
     "top_entropy": {"entropy_share": 0.3},
     "grpo_tis": {"is_high": 1.1}, "icepop": {"is_low": 0.8, "is_high": 1.3},
     **dict.fromkeys(("grpo_sequence_tis", "grpo_sequence_mis"), {"is_high": 1.2}),
-    "grpo_geometric_mask": {"is_low": 0.9, "is_high": 1.15},
+    "grpo_geometric_mask": {"is_low": 0.9, "is_high": 1.15}, "grpo_opsm": {"drift_max": 0.05}, "impala": {"entropy_coef": 0.3},
 }
 
 
@@ -54,6 +55,17 @@ def k_3(x):
 def forward_kl(x):
     r = math.exp(x["f"] - x["l"])
     return r * math.log(r) - (r - 1)
+
+
+def jensen_shannon(x):
+    r = math.exp(x["f"] - x["l"])
+    m = (1 + r) / 2
+    return -math.log(m) / 2 + r * math.log(r / m) / 2
+
+
+def alpha_divergence(x, alpha=0.3):
+    r = math.exp(x["f"] - x["l"])
+    return (alpha * r + 1 - alpha - r**alpha) / (alpha * (1 - alpha))
 
 
 def held(value, weight):
@@ -106,6 +118,10 @@ def trusted(outside):
 
 def symmetric(x):
     return -ratio(x) * x["a"] * (not outside_both(x)) + 0.3 * (x["l"] - x["o"]) ** 2
+
+
+def opsm(x):
+    return 0.0 if x["a"] < 0 and -x["s0"] > 0.05 else ppo(x)
 
 
 def kl_cov(x):
@@ -168,7 +184,7 @@ PAPER = {
     **dict.fromkeys(("dapo", "pass_at_k"), (by_tokens, dapo)),
     "reinforce_plus_plus_baseline": (by_tokens, lambda x: ppo(x) + 0.01 * k_1(x) ** 2 / 2),
     "ppo": (by_tokens, lambda x: ppo(x) - 0.3 * x["h"]),
-    "a2c": (by_tokens, lambda x: reinforce(x) - 0.3 * x["h"]),
+    **dict.fromkeys(("a2c", "impala"), (by_tokens, lambda x: reinforce(x) - 0.3 * x["h"])),
     "gigpo": (by_tokens, with_kl(ppo, k_3, 0.01)),
     "dr_grpo": (of_budget, ppo),
     "dapo_sequence_mean": (by_rows, dapo),
@@ -185,6 +201,8 @@ PAPER = {
     "dppo_kl": (by_tokens, trusted(outside_kl)),
     "dppo_tv_symmetric": (by_tokens, symmetric),
     "grpo_unbiased_kl": (by_rows, lambda x: ppo(x) + 0.04 * ratio(x) * k_3(x)),
+    "grpo_vocab_kl": (by_rows, lambda x: ppo(x) + 0.04 * x["v"]),
+    "grpo_opsm": (by_rows, opsm),
     "magic": (by_tokens, lambda x: ppo(x) - 0.2 * x["h"]),
     "top_entropy": (by_tokens, weighed(lambda x: x["top"], dapo)),
     "entropy_advantage": (by_rows, entropy_shaped),
@@ -202,6 +220,8 @@ PAPER = {
     "k1_importance": (by_tokens, with_kl(reinforce, lambda x: ratio(x) * k_1(x))),
     "abs": (by_tokens, with_kl(reinforce, lambda x: abs(k_1(x)))),
     "forward": (by_tokens, with_kl(reinforce, forward_kl)),
+    "alpha": (by_tokens, with_kl(reinforce, alpha_divergence)),
+    "jensen_shannon": (by_tokens, with_kl(reinforce, jensen_shannon)),
     "summed": (by_nothing, reinforce),
     "tis_with_kl": (by_tokens, with_kl(weighed(lambda x: min(token_weight(x), 1.1), reinforce), lambda x: k_1(x) ** 2 / 2)),
 }
@@ -209,10 +229,14 @@ BINDS = {  # where a bound binds, for rows that do not clip as PPO
     "cispo": lambda x: not 1 - 0.15 <= ratio(x) <= 1 + 0.1,
     "gmpo": lambda x: x["l"] - x["o"] > 0.1 if x["a"] > 0 else x["a"] < 0 and x["l"] - x["o"] < -0.2,
     "ppo_dual_clip": lambda x: x["a"] * (ratio(x) - 1) > 0.2 * abs(x["a"]) or x["a"] < 0 and ratio(x) > 1.15,
+    "grpo_opsm": lambda x: x["a"] < 0 and -x["s0"] > 0.05 or x["a"] * (ratio(x) - 1) > 0.2 * abs(x["a"]),
     "clip_cov": lambda x: x["clip_cov"] or x["a"] * (ratio(x) - 1) > 0.2 * abs(x["a"]),
     "dppo_tv": outside_tv, "dppo_kl": outside_kl, "dppo_tv_symmetric": outside_both,
 }
-NAMES = {"l": "logp", "o": "old_logp", "f": "ref_logp", "b": "sampler_logp", "h": "entropy", "a": "advantages", "u": "weights"}
+NAMES = {
+    "l": "logp", "o": "old_logp", "f": "ref_logp", "b": "sampler_logp", "h": "entropy", "v": "vocab_kl", "a": "advantages",
+    "u": "weights",
+}
 
 
 def tokens_of(batch, at=None):

@@ -28,7 +28,7 @@ PARTS = {
 def distinct(rows):
     """One row of those that prepare alike: the traced programs, constants included, are the same to the letter."""
     traj, stats = policy_batch()
-    given = {k: stats[k] for k in ("ref_logp", "values", "baseline", "anchor")}
+    given = {k: stats[k] for k in ("ref_logp", "values", "baseline", "anchor", "sampler_logp")}
     first = {}
     for name, row in rows.items():
         first.setdefault(str(jax.make_jaxpr(lambda traj, given, row=row: row.prepare(traj, **given))(traj, given)), name)
@@ -42,6 +42,7 @@ TESTED = {**POLICY, **PARTS}
 HYPER = {name: dict(row.hyper) for name, row in TESTED.items()}
 HYPER["ppo"] |= {"gamma": 0.9, "lam": 0.8, "bootstrap": 1.0, "beta": 0.5}
 HYPER["a2c"] |= {"gamma": 0.9, "n_steps": 2.0, "bootstrap": 1.0}
+HYPER["impala"] |= {"gamma": 0.9, "rho_bar": 1.1, "c_bar": 0.8}
 HYPER["gigpo"] |= {"gamma": 0.8, "step_weight": 0.7}
 HYPER["rloo_kl"]["beta"] = 0.1
 HYPER["reinforce_plus_plus"] |= {"gamma": 0.95, "beta": 0.3}
@@ -109,6 +110,17 @@ def advantages_loop(name, batch):
                 continue
             end = hyper.get("bootstrap", 0) * float(batch["final_values"][i]) if traj.truncated[i] else 0.0
             ahead = lambda k, ts=ts, end=end, value=value: value(k) if k < len(ts) else end  # noqa: E731
+            if name == "impala":  # Espeholt et al. 2018, eq. 1, summed out
+                x = [float(np.exp(traj.old_logp[i, t] - batch["sampler_logp"][i, t])) for t in ts]
+                rho, c = ([min(bound, y) for y in x] for bound in (1.1, 0.8))
+                delta = [rho[k] * (row[t] + 0.9 * ahead(k + 1) - value(k)) for k, t in enumerate(ts)]
+                target = [
+                    ahead(k) + sum(0.9 ** (j - k) * np.prod(c[k:j]) * delta[j] for j in range(k, len(ts)))
+                    for k in range(len(ts) + 1)
+                ]
+                returns[i, ts] = target[:-1]
+                out[i, ts] = [rho[k] * (row[t] + 0.9 * target[k + 1] - value(k)) for k, t in enumerate(ts)]
+                continue
             for k, t in enumerate(ts):
                 if name in ("reinforce_plus_plus", "opd"):
                     out[i, t] = sum(hyper["gamma"] ** (j - k) * row[ts[j]] for j in range(k, len(ts)))

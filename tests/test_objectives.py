@@ -3,14 +3,17 @@
 What happens before the loss is in test_prepare.py, what a loss follows on average in test_expected_gradient.py.
 """
 
+from functools import partial
+
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
-from policy_loops import BINDS, PAPER, by_nothing, by_prompts, by_rows, by_sum, by_tokens, losses, of_budget, tokens_of
+from policy_loops import BINDS, PAPER, alpha_divergence, by_nothing, by_prompts, by_rows, by_sum, by_tokens, jensen_shannon
 from policy_loops import HYPER as LOOP_HYPER
+from policy_loops import losses, of_budget, tokens_of
 
 from jaxpt.objectives import ROWS, kl
 from jaxpt.objectives.algebra import METRICS, compose
@@ -19,15 +22,16 @@ from jaxpt.objectives.reduction import prompt_tokens_of, totals_of
 
 B, T = 6, 5
 seeds = st.integers(0, 2**31 - 1)
-ARGS = ("logp", "old_logp", "advantages", "ref_logp", "entropy", "sampler_logp", "weights")
+ARGS = ("logp", "old_logp", "advantages", "ref_logp", "entropy", "vocab_kl", "sampler_logp", "weights")
 SCORE = dict(advantage="monte_carlo", ratio="none", surrogate="score", reduction="token_mean", hyper={"beta": 0.5})
 PARTS = {  # parts that no row of the table has, or has only in its defaults' shadow
     name: compose(name, "", kl=Penalty(*penalty), **SCORE)
     for name, penalty in {
         "k1_loss": ("k1",), "k1_pulls_as_k2": ("k1", "k2"), "k3_pulls_as_k2": ("k3", "k2"), "k3_score": ("k3", "score"),
-        "k1_importance": ("k1", "importance"), "abs": ("abs",), "forward": ("forward",),
+        "k1_importance": ("k1", "importance"), "abs": ("abs",), "forward": ("forward",), "jensen_shannon": ("jensen_shannon",),
     }.items()
 }
+PARTS["alpha"] = compose("alpha", "", kl=Penalty("alpha"), **SCORE | {"hyper": {"beta": 0.5, "alpha": 0.3}})
 PARTS["summed"] = compose("summed", "", **SCORE | {"reduction": "token_sum", "hyper": {}})
 PARTS["tis_with_kl"] = compose(
     "tis_with_kl", "", kl=Penalty("k2"), correction="token_truncated", **SCORE | {"hyper": {"beta": 0.5, "is_high": 1.1}}
@@ -77,6 +81,7 @@ def draw(seed, spread=0.3):
     }
     batch["sampler_logp"] = batch["old_logp"] + rng.normal(0, spread / 2, (B, T))
     group = rng.permutation([4, 4, -1, 7, 7, 7])
+    batch["vocab_kl"] = rng.random((B, T))
     return {**{k: v.astype(np.float32) for k, v in batch.items()}, "mask": mask, "group": group}, rng
 
 
@@ -94,8 +99,7 @@ def test_against_float64_loops(seed):
         np.testing.assert_allclose(value, want[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("seed", [3, 4, 11])
-@pytest.mark.parametrize("arg", ["logp", "entropy"])
+@pytest.mark.parametrize("arg, seed", [*((arg, seed) for arg in ("logp", "entropy") for seed in (3, 4, 11)), ("vocab_kl", 3)])
 def test_gradient_against_finite_differences_of_the_loops(arg, seed):
     batch, _ = draw(seed)
     got = run(batch)
@@ -119,7 +123,8 @@ def test_metrics_against_loops(seed):
     tokens = [x for row in tokens_of(batch) for x in row]
     values = {
         "k1": lambda d: -d, "k2": lambda d: d**2 / 2, "k3": lambda d: np.expm1(d) - d, "absolute": abs,
-        "KL": lambda d: np.exp(d) * (d - 1) + 1,
+        "KL": lambda d: np.exp(d) * (d - 1) + 1, "alpha": lambda d: alpha_divergence({"f": d, "l": 0.0}),
+        "Jensen-Shannon": lambda d: jensen_shannon({"f": d, "l": 0.0}),
     }
     for name, (_, _, metrics) in run(batch).items():
         parts, expected = TESTED[name].parts, dict.fromkeys(METRICS, (0, 0))
@@ -131,6 +136,8 @@ def test_metrics_against_loops(seed):
             low, high = (HYPER[name].get(k) for k in ("eps_low", "eps_high"))
             past = lambda x: x["a"] > 0 and ratio(x) > 1 + high or x["a"] < 0 and ratio(x) < 1 - low  # noqa: E731, B023
             expected["clip_fraction"] = sum(map(BINDS.get(name, past), tokens)), len(tokens)
+        if "vocab_kl" in TESTED[name].needs:
+            expected["kl"] = sum(x["v"] for x in tokens), len(tokens)
         if "ref_logp" in TESTED[name].needs:
             value = values[parts["kl"].split()[0]]
             expected["kl"] = sum(value(x["f"] - x["l"]) for x in tokens), len(tokens)
@@ -215,6 +222,7 @@ def test_declared_constants_get_no_gradient(seed):
         for constant in ("old_logp", "advantages", "ref_logp", "sampler_logp", "weights"):
             np.testing.assert_array_equal(grads[constant], 0)
         assert TESTED[name].parts["entropy"].startswith("entropy") or (grads["entropy"] == 0).all(), name
+        assert "vocab_kl" in TESTED[name].needs or (grads["vocab_kl"] == 0).all(), name
 
 
 @given(seed=seeds)
@@ -336,6 +344,22 @@ def test_k3_keeps_its_digits_near_zero(d):
     np.testing.assert_allclose(slope, np.expm1(min(d, 20.0)) if d <= 20 else np.exp(20.0) - 1, rtol=1e-4, atol=1e-30)
 
 
+@given(d=st.floats(-30, 30, width=32))
+def test_divergences_between_the_kls_keep_their_digits(d):
+    """Against float64 where float32 would cancel; alpha -> 0 is k3, alpha -> 1 the KL from the reference."""
+    of = lambda f: [float(x) for x in jax.value_and_grad(lambda ref: f(jnp.float32(0), ref))(jnp.float32(d))]  # noqa: E731
+    half, js, x = of(partial(kl.alpha, alpha=0.5)), of(kl.jensen_shannon), np.longdouble(d)
+    if d > 20:
+        assert half[1] > 1e8 and js[1] > 1e7
+        return
+    r, root, log2r = np.exp(x), np.exp(x / 2), np.log1p(np.tanh(x / 2))  # the last: log(2 r / (1 + r))
+    np.testing.assert_allclose(half, [2 * np.expm1(x / 2) ** 2, 2 * root * np.expm1(x / 2)], rtol=1e-4, atol=1e-30)
+    of_js = root * (x * np.sinh(x / 2) / 2 - np.cosh(x / 2) * np.log1p(2 * np.sinh(x / 4) ** 2))
+    np.testing.assert_allclose(js, [of_js, r * log2r / 2], rtol=1e-3, atol=1e-12)
+    for alpha, end in ((1e-4, kl.k3), (1 - 1e-4, kl.forward)):
+        np.testing.assert_allclose(of(partial(kl.alpha, alpha=alpha))[0], of(end)[0], rtol=2e-2, atol=1e-9)
+
+
 def test_k2_is_a_parabola_with_linear_arms():
     d = jnp.asarray([-2e3, -3.0, 0.0, 0.5, 1e3, 1e20])
     value, slope = jax.vmap(jax.value_and_grad(lambda d: kl.k2(d, jnp.zeros(()))))(d)
@@ -346,7 +370,7 @@ def test_k2_is_a_parabola_with_linear_arms():
 @given(seed=seeds)
 def test_every_kl_is_exactly_zero_at_equality(seed):
     batch, _ = draw(seed)
-    batch["ref_logp"] = batch["logp"]
+    batch["ref_logp"], batch["vocab_kl"] = batch["logp"], np.zeros((B, T), np.float32)
     assert all(metrics["kl"][0] == 0 for _, _, metrics in run(batch).values())
 
 

@@ -16,15 +16,15 @@ from jaxpt.types import bare_trajectory
 
 SHARDS, WIDTH = 4, 4  # shards of whole groups, padded with empty rows to one width
 seeds = st.integers(0, 2**31 - 1)
-GIVEN = ("ref_logp", "values", "final_values", "process", "baseline", "anchor")
-AT_LOSS = ("ref_logp", "entropy", "sampler_logp", "weights", "prompt_tokens")
+GIVEN = ("ref_logp", "values", "final_values", "process", "baseline", "anchor", "sampler_logp")
+AT_LOSS = ("ref_logp", "entropy", "vocab_kl", "sampler_logp", "weights", "prompt_tokens")
 
 
 def share(row, batch, hyper, total=lambda tree: tree):
     """One shard of a batch: what prepare makes of it, and its share of the loss."""
     ready = row.prepare(batch["traj"], **{k: batch[k] for k in GIVEN}, total=total, **hyper)
     logp, ref_logp = batch["logp"], batch["ref_logp"]
-    stats = {"ref_logp": ref_logp, "entropy": batch["values"], "sampler_logp": logp, "weights": logp}
+    stats = {"ref_logp": ref_logp, "entropy": batch["values"], "vocab_kl": batch["values"], "sampler_logp": logp, "weights": logp}
     extra = {k: {**stats, **ready}[k] for k in AT_LOSS if k in row.needs}
     loss = row.loss(
         batch["logp"], batch["traj"].old_logp, ready["advantages"], ready["mask"], totals=ready["totals"], **extra, **hyper
@@ -76,6 +76,7 @@ def draw(seed):
         "baseline": rng.choice([0.0, 1.0, 0.4, np.nan], B).astype(np.float32),
         "anchor": np.where(mask, np.take_along_axis(state, turn, 1), rng.integers(-99, 99, (B, T))).astype(np.int32),
     }
+    batch["sampler_logp"] = nonsense(logp + rng.normal(0, 0.3, (B, T)))
     return batch, rng
 
 

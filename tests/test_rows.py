@@ -26,6 +26,7 @@ def test_what_rows_need():
     needs = {name: " ".join(row.needs[1:]) for name, row in policy.items() if len(row.needs) > 1}
     assert needs == {
         "ppo": "ref_logp entropy values", "a2c": "entropy values", "ppo_dual_clip": "values",
+        "impala": "entropy sampler_logp values", "grpo_vocab_kl": "vocab_kl",
         **dict.fromkeys(("grpo", "grpo_unbiased_kl", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "rloo_kl"), "ref_logp"),
         "grpo_process": "ref_logp", "opd": "ref_logp", "gigpo": "ref_logp anchor", "remax": "baseline", "gdpo": "parts",
         **dict.fromkeys(("magic", "top_entropy", "entropy_advantage"), "entropy"),
@@ -52,6 +53,10 @@ def test_constants_are_the_papers():
         "magic": {"entropy_coef": 0, "entropy_target": 0.2, "entropy_step": 0.005}, "top_entropy": {"entropy_share": 0.2},
         "entropy_advantage": {"entropy_gain": 0.4, "entropy_limit": 2}, "grpo_tis": {"is_high": 2},
         "icepop": {"is_low": 0.5, "is_high": 5},
+        "impala": {"gamma": 0.99, "rho_bar": 1, "c_bar": 1, "entropy_coef": 0.01}, "rloo_kl": {"beta": 0.03},
+        "grpo_geometric_mask": {"is_low": 0.999, "is_high": 1.001}, "wpo": {"beta": 0.01}, "wpo_unaligned": {"beta": 0.01},
+        "dpo_norm": {"beta": 5}, "alpha_po": {"alpha": 0.25, "beta": 2.5, "gamma": 0.1}, "robust_dpo": {"label_smoothing": 0.1},
+        "exo": {"beta": 0.1}, "nca": {"beta": 0.01},
         "awr": {"temperature": 1, "weight_max": 20}, "a2c": {"gamma": 0.99, "n_steps": 5, "entropy_coef": 0.01},
     }
     for name, constants in stated.items():
@@ -89,6 +94,20 @@ def test_an_unknown_constant_is_refused():
                 "row", "", kl=Penalty("k1"), advantage="monte_carlo", ratio="none", surrogate="score",
                 reduction="token_mean", hyper=hyper,
             )
+
+
+@pytest.mark.parametrize("penalty", [Penalty("vocabulary", placement="reward"), Penalty("vocabulary", "score")])
+def test_a_kl_over_the_vocabulary_is_no_estimator(penalty):
+    parts = dict(advantage="monte_carlo", ratio="none", surrogate="score", reduction="token_mean", hyper={"beta": 1.0})
+    with pytest.raises(ValueError, match="'row': a KL over the vocabulary is differentiated as it stands, in the loss"):
+        compose("row", "", kl=penalty, **parts)
+
+
+def test_prepare_asks_for_what_its_parts_read():
+    traj, stats = policy_batch()
+    for name, what in {"impala": "sampler_logp", "remax": "baseline", "gigpo": "anchor"}.items():
+        with pytest.raises(TypeError, match=f"row '{name}' needs {what}"):
+            ROWS[name].prepare(traj, ref_logp=stats["ref_logp"], values=stats["values"])
 
 
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.hyper and row.family != "policy_loss"])

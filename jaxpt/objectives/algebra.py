@@ -7,7 +7,8 @@
               (+ KL, entropy, critic)
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 
 import chex
@@ -22,7 +23,7 @@ from jaxpt.objectives.shaping import on_last_token
 from jaxpt.ops.masked import at_least_float32, count, keep, stop, weighed
 from jaxpt.types import Array, Trajectory
 
-LOSS_READS = ("ref_logp", "entropy", "sampler_logp", "weights", "prompt_tokens")  # by the loss, beyond its arguments
+LOSS_READS = ("ref_logp", "entropy", "vocab_kl", "sampler_logp", "weights", "prompt_tokens")  # by the loss, beyond its arguments
 GIVEN = ("baseline", "anchor", "parts")  # to `prepare`, by further samples or by the environment
 METRICS = ("ratio", "clip_fraction", "kl")  # of every loss; weight 0 where a row has no such thing
 
@@ -73,10 +74,16 @@ def compose(
         "entropy": table("ENTROPIES")[entropy],
         "entropy_controller": table("ENTROPY_CONTROLLERS")[entropy_controller], "critic": table("CRITICS")[critic],
     }
+    if "vocab_kl" in parts["kl"].reads and (kl.gradient, kl.placement) != ("own", "loss"):
+        raise ValueError(f"row {name!r}: a KL over the vocabulary is differentiated as it stands, in the loss")
     wanted = {what for part in parts.values() for what in part.reads} | ({"values"} if critic != "none" else set())
     needs = tuple(what for what in (*LOSS_READS, "values", *GIVEN) if what in wanted)
     hyper = dict(hyper or {})
     apply, constants_with = bind(name, parts, hyper)
+
+    def divergence(constants) -> Callable:
+        """The KL's value; beta weighs it, what else it uses is its own."""
+        return partial(parts["kl"].fn, **{k: constants[k] for k in parts["kl"].uses if k != "beta"})
 
     def token_rewards(traj: Trajectory, outcome, ref_logp, process, constants) -> Array:
         """[B,T]: the shaped reward at the last decision, process rewards and the KL at their own."""
@@ -85,14 +92,14 @@ def compose(
             rewards = rewards + keep(process, traj.mask).astype(rewards.dtype)
         old_logp = keep(at_least_float32(traj.old_logp), traj.mask)
         if penalised and kl.placement == "reward":
-            rewards = rewards - constants["beta"] * parts["kl"].fn(old_logp, keep(at_least_float32(ref_logp), traj.mask))
+            rewards = rewards - constants["beta"] * divergence(constants)(old_logp, keep(at_least_float32(ref_logp), traj.mask))
         if entropy_term == "reward":
             rewards = rewards + apply("entropy", old_logp, **constants)
         return rewards
 
     def prepare(
         traj: Trajectory, *, ref_logp=None, values=None, final_values=None, process=None, baseline=None, anchor=None,
-        total=lambda tree: tree, **overrides: float,
+        sampler_logp=None, total=lambda tree: tree, **overrides: float,
     ) -> dict:
         constants = constants_with(overrides)
         decided = traj.mask > 0
@@ -100,22 +107,25 @@ def compose(
         rewards = token_rewards(traj, outcome, ref_logp, process, constants)
         scored = decided & jnp.all(jnp.isfinite(rewards), axis=1, keepdims=True)
         of_row, returns = jnp.sum(keep(rewards, scored), axis=1), jnp.zeros_like(rewards)
+        offered = {
+            "baseline": baseline, "anchor": anchor, "parts": traj.parts if traj.parts.shape[1] else None, "total": total,
+            "outcome": outcome, "length": count(decided, axis=1),
+            "process": jnp.zeros_like(rewards) if process is None else process.astype(rewards.dtype),
+            "old_logp": at_least_float32(traj.old_logp),
+            "sampler_logp": None if sampler_logp is None else at_least_float32(sampler_logp),
+        }
+        given = {kind: {what: offered[what] for what in parts[kind].reads} for kind in ("advantage", "credit")}
+        missing = [what for read in given.values() for what, x in read.items() if x is None]
+        if missing:
+            raise TypeError(f"row {name!r} needs {missing[0]}")
         if stepwise:
             rewards = keep(rewards, scored)
             values = jnp.zeros_like(rewards) if values is None else keep(at_least_float32(values), decided)
             final = jnp.zeros_like(rewards[:, 0]) if final_values is None else keep(final_values, traj.truncated)
-            advantages = apply("advantage", rewards, values, scored, final.astype(rewards.dtype), **constants)
-            returns = advantages + values  # a row whose reward is missing teaches the critic nothing
+            steps = rewards, values, scored, final.astype(rewards.dtype)
+            returns, advantages = apply("advantage", *steps, given=given["advantage"], **constants)
+            returns = jnp.where(scored, returns, values)  # a row whose reward is missing teaches the critic nothing
         else:
-            offered = {
-                "baseline": baseline, "anchor": anchor, "parts": traj.parts if traj.parts.shape[1] else None, "total": total,
-                "outcome": outcome, "length": count(decided, axis=1),
-                "process": jnp.zeros_like(rewards) if process is None else process.astype(rewards.dtype),
-            }
-            missing = [what for what in needs if what in offered and offered[what] is None]
-            if missing:
-                raise TypeError(f"row {name!r} needs {missing[0]}")
-            given = {kind: {what: offered[what] for what in parts[kind].reads} for kind in ("advantage", "credit")}
             of = lambda worth, group: apply("advantage", worth, group, given=given["advantage"], **constants)  # noqa: E731
             advantages = apply("credit", of, rewards, traj, given=given["credit"], **constants)
         mask = apply("filter", traj, apply("selection", traj, decided, **constants), **constants)
@@ -128,13 +138,14 @@ def compose(
         }
 
     def loss(
-        logp, old_logp, advantages, mask, *, totals, ref_logp=None, entropy=None, sampler_logp=None, weights=None,
-        prompt_tokens=None, **overrides,
+        logp, old_logp, advantages, mask, *, totals, ref_logp=None, entropy=None, vocab_kl=None, sampler_logp=None,
+        weights=None, prompt_tokens=None, **overrides,
     ):
         chex.assert_equal_shape([logp, old_logp, advantages, mask])
         constants = constants_with(overrides)
         of_tokens = {
-            "ref_logp": stop(ref_logp), "entropy": entropy, "sampler_logp": stop(sampler_logp), "weights": stop(weights),
+            "ref_logp": stop(ref_logp), "entropy": entropy, "vocab_kl": vocab_kl, "sampler_logp": stop(sampler_logp),
+            "weights": stop(weights),
         }
         given = {what: keep(at_least_float32(x), mask) for what, x in of_tokens.items() if what in needs and x is not None}
         given |= {"prompt_tokens": prompt_tokens} if prompt_tokens is not None else {}
@@ -154,9 +165,9 @@ def compose(
         if ratio != "none":
             metrics["ratio"] = rho
         if penalised:
-            metrics["kl"] = parts["kl"].fn(logp, *read("kl"))
+            metrics["kl"] = divergence(constants)(logp, *read("kl"))
             if kl.placement == "loss":
-                per_token += constants["beta"] * parts["kl_gradient"].fn(parts["kl"].fn, logp, old_logp, *read("kl"))
+                per_token += constants["beta"] * parts["kl_gradient"].fn(divergence(constants), logp, old_logp, *read("kl"))
         if entropy_term == "bonus":
             per_token -= apply("entropy_controller", constants["entropy_coef"], **constants) * given["entropy"]
         measured = {k: weighed(x, mask) for k, x in metrics.items()}

@@ -29,6 +29,7 @@ FAMILIES = {
         "mask": Arg("BT", "mask"),
         "ref_logp": Arg("BT", "logp", "mask", constant=True, optional="ref_logp"),
         "entropy": Arg("BT", "score", "mask", optional="entropy"),
+        "vocab_kl": Arg("BT", "count", "mask", optional="vocab_kl"),  # of each decision, over the whole vocabulary
         "sampler_logp": Arg("BT", "logp", "mask", constant=True, optional="sampler_logp"),
         "weights": Arg("BT", "count", "mask", constant=True, optional="weights"),
         "prompt_tokens": Arg("B", "count", constant=True, optional="prompt_tokens"),

@@ -29,6 +29,12 @@ SURROGATES = {
         "-min(rho_it A_it, clip(rho_it, 1 - {eps_low}, 1 + {eps_high}) A_it), at most -{dual_clip} A_it where A_it < 0",
         "pessimistic clip of the ratio, with a floor where the advantage is negative", (*CLIP, "dual_clip"),
     ),
+    "clipped_in_reach": Part(
+        surrogates.clipped_in_reach,
+        "-min(rho_it A_it, clip(rho_it, 1 - {eps_low}, 1 + {eps_high}) A_it), 0 where A_it < 0 and "
+        "1/n_i sum_t (old_logp_it - logp_it) > {drift_max}",
+        "pessimistic clip of the ratio; rows that the policy has left are not pushed down further", (*CLIP, "drift_max"),
+    ),
     "clipped_weight": Part(
         surrogates.clipped_weight, "-sg(clip(rho_it, 1 - {eps_low}, 1 + {eps_high})) A_it logp_it",
         "score function weighed by the clipped ratio, held constant", CLIP,
@@ -145,6 +151,19 @@ KL_VALUES = {
     "abs": Part(kl.absolute, "k_it = |logp_it - ref_logp_it|", "absolute log-ratio to the reference", ("beta",), REF),
     "forward": Part(
         kl.forward, "k_it = 1 - exp(d_it) (1 - d_it), d_it = ref_logp_it - logp_it", "KL from the reference", ("beta",), REF
+    ),
+    "alpha": Part(
+        kl.alpha, "k_it = ({alpha} r_it + 1 - {alpha} - r_it^{alpha}) / ({alpha} (1 - {alpha})), r_it = exp(ref_logp_it - logp_it)",
+        "alpha divergence to the reference (alpha -> 0: k3; 1: KL from the reference)", ("beta", "alpha"), REF,
+    ),
+    "jensen_shannon": Part(
+        kl.jensen_shannon,
+        "k_it = [r_it log r_it - (1 + r_it) log((1 + r_it) / 2)] / 2, r_it = exp(ref_logp_it - logp_it)",
+        "Jensen-Shannon divergence to the reference", ("beta",), REF,
+    ),
+    "vocabulary": Part(
+        kl.vocabulary, "k_it = sum_v pi_it(v) log(pi_it(v) / ref_it(v)) over the vocabulary",
+        "KL towards the reference, exact at every decision", ("beta",), ("vocab_kl",),
     ),
 }
 KL_GRADIENTS = {

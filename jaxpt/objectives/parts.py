@@ -100,23 +100,41 @@ ADVANTAGES = {
 }
 
 
-def _returns(rewards: Array, values: Array, mask: Array, final_values: Array, *, gamma: float) -> Array:
-    return value.gae(rewards, jnp.zeros_like(rewards), mask, gamma, 1.0)
+Steps = tuple[Array, Array]
+
+
+def targets_and(advantages: Array, values: Array) -> Steps:
+    """A critic learns what the policy is compared with: A + V."""
+    return advantages + values, advantages
+
+
+def _returns(rewards: Array, values: Array, mask: Array, final_values: Array, *, gamma: float) -> Steps:
+    return targets_and(value.gae(rewards, jnp.zeros_like(rewards), mask, gamma, 1.0), values)
 
 
 def _gae(
     rewards: Array, values: Array, mask: Array, final_values: Array, *, gamma: float, lam: float, bootstrap: float
-) -> Array:
-    return value.gae(rewards, values, mask, gamma, lam, bootstrap * final_values)
+) -> Steps:
+    return targets_and(value.gae(rewards, values, mask, gamma, lam, bootstrap * final_values), values)
 
 
 def _n_step(
     rewards: Array, values: Array, mask: Array, final_values: Array, *, gamma: float, n_steps: float, bootstrap: float
-) -> Array:
-    return value.n_step(rewards, values, mask, gamma, n_steps, bootstrap * final_values)
+) -> Steps:
+    return targets_and(value.n_step(rewards, values, mask, gamma, n_steps, bootstrap * final_values), values)
 
 
-# rewards, values, mask [B,T], final_values [B] (0 unless truncated) -> advantages [B,T], every decision a step
+def _v_trace(
+    rewards: Array, values: Array, mask: Array, final_values: Array, *, old_logp: Array, sampler_logp: Array, gamma: float,
+    bootstrap: float, rho_bar: float, c_bar: float,
+) -> Steps:
+    return value.v_trace(
+        rewards, values, old_logp - sampler_logp, mask, gamma, bootstrap * final_values, rho_bar=rho_bar, c_bar=c_bar
+    )
+
+
+# rewards, values, mask [B,T], final_values [B] (0 unless truncated) -> (what a critic learns, advantages) [B,T], every
+# decision a step. What a part reads beyond that: old_logp, sampler_logp [B,T].
 STEPWISE = {
     "returns": Part(
         _returns, "A_it = sum_s>=t {gamma}^(s-t) r_is", "discounted reward from the token on, no critic", ("gamma",)
@@ -134,8 +152,16 @@ STEPWISE = {
         "reward of the next n trainable tokens and what a critic expects behind them, less its value",
         ("gamma", "n_steps", "bootstrap"),
     ),
+    "v_trace": Part(
+        _v_trace,
+        "A_it = rho_it (r_it + {gamma} v_it+1 - V_it), v_it = V_it + rho_it (r_it + {gamma} V_it+1 - V_it) + {gamma} c_it "
+        "(v_it+1 - V_it+1), rho_it = min({rho_bar}, x_it), c_it = min({c_bar}, x_it), x_it = exp(old_logp_it - sampler_logp_it); "
+        "R = v; V behind a truncated row: {bootstrap} V",
+        "V-trace: what the trainer's policy would earn, from another's decisions and a critic",
+        ("gamma", "bootstrap", "rho_bar", "c_bar"), reads=("old_logp", "sampler_logp"),
+    ),
 }
-WITH_CRITIC = ("gae", "n_step")
+WITH_CRITIC = ("gae", "n_step", "v_trace")
 # (of, rewards [B,T], trajectory) -> advantages [B,T], of(worth [N], group [N]) an advantage from above
 CREDITS = {
     "trajectory": Part(credit.trajectory, "", "one advantage for the whole response"),

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxpt.objectives import advantages as adv
 from jaxpt.objectives import value
 from jaxpt.objectives.loss_parts import CLIP
-from jaxpt.objectives.parts import Part
+from jaxpt.objectives.parts import Part, Steps, targets_and
 from jaxpt.objectives.reduction import Totals
 from jaxpt.ops.masked import bounded_exp, count, keep, less_mean, masked_mean, masked_sum, safe_div, stop
 from jaxpt.types import Array
@@ -90,20 +90,22 @@ def _every_place(mask: Array) -> Array:
     return jnp.ones(mask.shape, bool)
 
 
-def gae_every_place(rewards, values, mask, final_values, *, gamma: float, lam: float) -> Array:
+def gae_every_place(rewards, values, mask, final_values, *, gamma: float, lam: float) -> Steps:
     """OpenRLHF experience_maker.py:366: every place of the row is a step; at those that the policy did not decide
     reward and value are 0 (SkyRL ppo_utils.py:1313 keeps their values)."""
-    return keep(value.gae(rewards, keep(values, mask), _every_place(mask), gamma, lam), mask)
+    return targets_and(keep(value.gae(rewards, keep(values, mask), _every_place(mask), gamma, lam), mask), values)
 
 
-def returns_every_place(rewards, values, mask, final_values, *, gamma: float) -> Array:
+def returns_every_place(rewards, values, mask, final_values, *, gamma: float) -> Steps:
     """OpenRLHF experience_maker.py:407: as gae_every_place, without values."""
-    return keep(value.gae(rewards, jnp.zeros_like(rewards), _every_place(mask), gamma, 1.0), mask)
+    return targets_and(keep(value.gae(rewards, jnp.zeros_like(rewards), _every_place(mask), gamma, 1.0), mask), values)
 
 
 STEPWISE = {
     "gae_unbootstrapped": Part(
-        lambda rewards, values, mask, final_values, *, gamma, lam: value.gae(rewards, values, mask, gamma, lam),
+        lambda rewards, values, mask, final_values, *, gamma, lam: targets_and(
+            value.gae(rewards, values, mask, gamma, lam), values
+        ),
         "A_it = sum_s>=t ({gamma} {lam})^(s-t) (r_is + {gamma} V_is+1 - V_is), V = 0 behind every row",
         "generalized advantage estimation over trainable tokens, with a critic that says nothing of truncated rows",
         ("gamma", "lam"),

@@ -44,6 +44,12 @@ TRL_GRPO_DELTA = compose(
     advantage="standardised", ratio="token", surrogate="bounded_ratio", reduction="all_rows_sequence_mean",
     hyper={**CLIP, **TRL_GROUP, "ratio_cap": 4.0},
 )
+TRL_GRPO_OPSM = compose(
+    "trl.grpo_opsm",
+    TRL + "trainer/grpo_trainer.py:2945, loss_type grpo with an off_policy_mask_threshold (here 0.5; it has no default)",
+    advantage="standardised", ratio="token", surrogate="clipped_in_reach", reduction="all_rows_sequence_mean",
+    hyper={**CLIP, **TRL_GROUP, "drift_max": 0.5},
+)
 TRL_DAPO = compose(
     "trl.dapo", TRL + "trainer/grpo_trainer.py:3168, loss_type dapo, its default; neither overlong shaping nor dynamic sampling",
     reduction="token_mean", **TRL_CLIPPED,
@@ -334,7 +340,7 @@ RLAX_PG = compose(
 )
 
 ROWS = (
-    TRL_GRPO, TRL_GRPO_KL, TRL_GRPO_DELTA, TRL_DAPO, TRL_BNPO, TRL_DR_GRPO, TRL_LUSPO, TRL_GSPO, TRL_CISPO, TRL_SAPO, TRL_VESPO,
+    TRL_GRPO, TRL_GRPO_KL, TRL_GRPO_DELTA, TRL_GRPO_OPSM, TRL_DAPO, TRL_BNPO, TRL_DR_GRPO, TRL_LUSPO, TRL_GSPO, TRL_CISPO, TRL_SAPO, TRL_VESPO,
     TRL_GMPO, TRL_RLOO,
     VERL_PPO, VERL_GRPO, VERL_GRPO_KL, VERL_DR_GRPO, VERL_PASSK, VERL_GDPO, VERL_RLOO, VERL_RLOO_VECTORIZED, VERL_RF, VERL_RF_BASELINE,
     VERL_OPO, VERL_REMAX, VERL_GSPO, VERL_SAPO, VERL_CISPO, VERL_GMPO, VERL_DPPO_TV, VERL_DPPO_KL, VERL_GPG, VERL_CLIP_COV,

@@ -126,7 +126,18 @@ A2C = compose(
     claims=("additive",),
 )
 
+IMPALA = compose(
+    "impala",
+    "Espeholt et al. 2018, arXiv 1802.01561, eq. 1 and section 4.2, on tokens: V-trace of an actor that lags, a critic that "
+    "learns its targets, an entropy bonus; constants of its Atari runs",
+    advantage="v_trace", ratio="none", surrogate="score", reduction="token_mean", entropy="bonus",
+    hyper={
+        "gamma": 0.99, "bootstrap": 1.0, "rho_bar": 1.0, "c_bar": 1.0, "value_clip": 1e9, "entropy_coef": 0.01,
+    },
+    claims=("additive",),
+)
+
 ROWS = (
     REINFORCE_BASELINE, RLOO_KL, REMAX, OPO, GPG, MAXRL, PKPO, PASS_AT_K, GRPO_BATCH_STD, LITE_PPO, GDPO, GRPO_PROCESS,
-    GIGPO, AWR, A2C,
+    GIGPO, AWR, A2C, IMPALA,
 )

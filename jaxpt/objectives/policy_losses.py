@@ -77,6 +77,13 @@ GRPO_UNBIASED_KL = compose(
     hyper={**CLIP, **STANDARDISED, "beta": 0.04},
     claims=("additive",),
 )
+GRPO_VOCAB_KL = compose(
+    "grpo_vocab_kl",
+    "Amini, Vieira, Cotterell 2025, arXiv 2504.10637: grpo, its KL Rao-Blackwellised, exact over the vocabulary at every decision",
+    advantage="standardised", ratio="token", surrogate="clipped", reduction="sequence_mean", kl=Penalty("vocabulary"),
+    hyper={**CLIP, **STANDARDISED, "beta": 0.04},
+    claims=("additive",),
+)
 MAXENT = compose(
     "maxent",
     "Haarnoja et al. 2017, arXiv 1702.08165, eq. 1 (the coefficient is the task's), by the score function as Williams and Peng "
@@ -114,7 +121,8 @@ PLAIN_GRPO = dict(advantage="standardised", ratio="token", surrogate="clipped", 
 CONSTANTS = {**CLIP, **STANDARDISED}
 ENTROPY_ADVANTAGE = compose(
     "entropy_advantage",
-    "Cheng et al. 2025, arXiv 2506.14758, section 3: min(alpha H, |A| / kappa) added to the advantage of grpo",
+    "Cheng et al. 2025, arXiv 2506.14758, section 3: min(alpha H, |A| / kappa) added to the advantage of grpo; "
+    "alpha (of GRPO; 0.1 for PPO) and kappa of section 4",
     weights="entropy_advantage", **PLAIN_GRPO, hyper={**CONSTANTS, "entropy_gain": 0.4, "entropy_limit": 2.0},
 )
 GRPO_TOKEN_WEIGHTS = compose(
@@ -140,17 +148,26 @@ GRPO_SEQUENCE_MIS = compose(
 )
 GRPO_GEOMETRIC_MASK = compose(
     "grpo_geometric_mask",
-    "Liu et al. 2025, richardli.xyz/rl-collapse: grpo_no_kl without rows whose mean log-weight is off; the bounds are verl's",
+    "Liu et al. 2025, richardli.xyz/rl-collapse: grpo_no_kl without rows whose mean log-weight is off; the "
+    "bounds are those of verl 0.9.1's decoupled_geo_rs",
     correction="geometric_masked", **PLAIN_GRPO, hyper={**CONSTANTS, "is_low": 0.999, "is_high": 1.001},
+)
+GRPO_OPSM = compose(
+    "grpo_opsm",
+    "DeepSeek-AI 2025, arXiv 2512.02556, section 3.1, eq. 9 (off-policy sequence masking): grpo_no_kl without the rows of "
+    "negative advantage that the policy has left; the bound is the one that TRL's documentation starts from",
+    advantage="standardised", ratio="token", surrogate="clipped_in_reach", reduction="sequence_mean",
+    hyper={**CONSTANTS, "drift_max": 0.5}, claims=("additive",),
 )
 ICEPOP = compose(
     "icepop",
-    "Ling Team 2025, arXiv 2510.18855: grpo_no_kl, token weights pi_old / sampler, tokens outside [0.5, 5] thrown out",
+    "Ling Team 2025, arXiv 2510.18855: grpo_no_kl, token weights pi_old / sampler, tokens outside [0.5, 5] (the default "
+    "range of its ablation, figure 13) thrown out",
     correction="token_masked", **PLAIN_GRPO, hyper={**CONSTANTS, "is_low": 0.5, "is_high": 5.0},
 )
 
 ROWS = (
     CISPO, SAPO, GMPO, PPO_DUAL_CLIP, CLIP_COV, KL_COV, DPPO_TV, DPPO_KL, DPPO_TV_SYMMETRIC, GRPO_UNBIASED_KL,
-    MAXENT, MAGIC, DAPO_PROMPT_MEAN, TOP_ENTROPY, ENTROPY_ADVANTAGE, GRPO_TOKEN_WEIGHTS, GRPO_TIS, GRPO_SEQUENCE_TIS,
-    GRPO_SEQUENCE_MIS, GRPO_GEOMETRIC_MASK, ICEPOP,
+    GRPO_VOCAB_KL, MAXENT, MAGIC, DAPO_PROMPT_MEAN, TOP_ENTROPY, ENTROPY_ADVANTAGE, GRPO_TOKEN_WEIGHTS, GRPO_TIS, GRPO_SEQUENCE_TIS,
+    GRPO_SEQUENCE_MIS, GRPO_GEOMETRIC_MASK, GRPO_OPSM, ICEPOP,
 )

@@ -97,13 +97,13 @@ def policy_batch() -> tuple[Trajectory, dict[str, Array]]:
     traj = traj._replace(turn=jnp.asarray(turn, jnp.int32), parts=jnp.stack([traj.reward, jnp.float32(format_reward)], axis=1))
     stats = {"logp": logp[0], "ref_logp": logp[2], "entropy": -logp[0], "values": rng.random((B, T))}
     stats |= {"weights": rng.random((B, T)), "sampler_logp": logp[1] + rng.normal(0, 0.3, (B, T)) * (np.arange(B)[:, None] % 4 > 0)}
-    stats |= {"baseline": np.arange(B) // 4 * 1.0, "anchor": (np.arange(B)[:, None] % 2) * turn}
+    stats |= {"vocab_kl": rng.random((B, T)), "baseline": np.arange(B) // 4 * 1.0, "anchor": (np.arange(B)[:, None] % 2) * turn}
     return traj, {name: jnp.asarray(x, jnp.int32 if name == "anchor" else jnp.float32) for name, x in stats.items()}
 
 
 def _policy(row: Row, reward_scale: float) -> tuple[dict, dict]:
     traj, stats = policy_batch()
     traj = traj._replace(reward=reward_scale * traj.reward, parts=reward_scale * traj.parts)
-    ready = row.prepare(traj, **{k: stats[k] for k in ("ref_logp", "values", "baseline", "anchor")})
+    ready = row.prepare(traj, **{k: stats[k] for k in ("ref_logp", "values", "baseline", "anchor", "sampler_logp")})
     given = {name: {**stats, **ready, "old_logp": traj.old_logp}[name] for name in FAMILIES["policy_loss"].args}
     return given, {"totals": ready["totals"]}

@@ -11,19 +11,20 @@ class Row(NamedTuple):
     """An objective. Policy objectives (family "policy_loss"):
 
     prepare(traj, *, ref_logp=None, values=None, final_values=None, process=None, baseline=None, anchor=None,
-            total=identity, **hyper)
+            sampler_logp=None, total=identity, **hyper)
         -> {"advantages" [B,T], "returns" [B,T], "mask" [B,T] bool, "prompt_tokens" [B], "totals"}
         Once over the whole batch, outside the gradient: shaping of the reward, KL in the reward, credit,
         normalisation, and `mask`, the tokens that are trained on (selection and filters take some out).
         ref_logp, values [B,T]: as `needs` asks; final_values [B]: of the state behind the last token;
         process [B,T]: further rewards of single decisions; `total` sums a tree over the shards of a batch. Of what
         `needs` names: baseline [B], the reward of the greedy answer to the row's prompt; anchor [B,T] int, the state
-        in which the decision's turn begins; parts, columns of traj.parts.
-    loss(logp, old_logp, advantages, mask, *, totals, ref_logp=None, entropy=None, sampler_logp=None, weights=None,
-         prompt_tokens=None, **hyper)
+        in which the decision's turn begins; parts, columns of traj.parts; sampler_logp as below.
+    loss(logp, old_logp, advantages, mask, *, totals, ref_logp=None, entropy=None, vocab_kl=None, sampler_logp=None,
+         weights=None, prompt_tokens=None, **hyper)
         -> (scalar, {metric: (sum, weight)}). With the totals (and prompt_tokens) of a whole batch, the losses of any
         partition of its rows add up to the loss of the whole when `additive` is True.
-        What `needs` names has to be given: sampler_logp [B,T] of whoever drew the tokens, where that is not old_logp;
+        What `needs` names has to be given: vocab_kl [B,T] KL(policy || reference) of each decision's whole distribution,
+        differentiable; sampler_logp [B,T] of whoever drew the tokens, where that is not old_logp;
         weights [B,T], what each token is worth; prompt_tokens [B] as prepare made them.
 
     Other families:

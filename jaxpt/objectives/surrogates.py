@@ -37,6 +37,18 @@ def dual_clip(
     return -jnp.where(advantages < 0, jnp.maximum(least, floor), least), _share(binds, ratio)
 
 
+def clipped_in_reach(
+    logp: Array, old_logp: Array, ratio: Array, advantages: Array, mask: Array, *, eps_low: float, eps_high: float,
+    drift_max: float,
+) -> Surrogate:
+    """As `clipped`, without the tokens of negative advantage in rows that are less likely now by more than drift_max nats
+    a token on average (DeepSeek-AI 2025, arXiv 2512.02556, eq. 9)."""
+    free, bound = _free_and_bound(ratio, advantages, eps_low, eps_high)
+    left = masked_mean(old_logp - logp, mask, axis=1)[:, None] > drift_max
+    out = left & (advantages < 0)
+    return -keep(jnp.minimum(free, bound), ~out), _share((bound < free) | out, ratio)
+
+
 def clipped_weight(
     logp: Array, old_logp: Array, ratio: Array, advantages: Array, mask: Array, *, eps_low: float, eps_high: float
 ) -> Surrogate:

@@ -30,7 +30,7 @@ def of_row(name):
         batch = {k: x[NAMES.get(k, k)] for k, arg in args.items() if not arg.optional or arg.optional in row.needs}
         if row.family == "reward_pair":
             batch["mask"] = jnp.ones(B, bool)
-        return row.loss(**batch, **row.prepare(batch, **constants), **constants)[0]
+        return row.loss(**batch, **row.prepare(batch, **constants), **constants)
 
     return ours
 
@@ -55,9 +55,10 @@ def dpo(call, x, loss_type="sigmoid", **settings):
         log_probs=logp * mask, entropy=torch.zeros(2 * B, T), mean_logits=torch.zeros(2 * B, T), is_top1=mask,
         log_sum_sq_probs=both(x["collision"], x["collision"]),
     )
-    policy, reference = both(x["logp"], x["rejected_logp"]), both(x["ref_logp"], x["ref_rejected_logp"])
+    policy = lambda **kwargs: outputs(both(x["logp"], x["rejected_logp"]))  # noqa: E731
+    reference = lambda **kwargs: outputs(both(x["ref_logp"], x["ref_rejected_logp"]))  # noqa: E731
     trainer = SimpleNamespace(**{
-        "model": SimpleNamespace(training=False, is_gradient_checkpointing=False), "ref_model": lambda **kwargs: outputs(reference),
+        "model": SimpleNamespace(training=False, is_gradient_checkpointing=False), "ref_model": reference,
         "accelerator": SAME, "aux_loss_enabled": False, "ld_alpha": None, "precompute_ref_logps": False, "_tp_size": 1,
         "f_divergence_type": "reverse_kl", "f_alpha_divergence_coef": 0.5, "loss_types": [loss_type], "loss_weights": [1.0],
         "beta": 0.1, "label_smoothing": 0.0, "use_weighting": False, "_total_train_tokens": 0,
@@ -65,7 +66,7 @@ def dpo(call, x, loss_type="sigmoid", **settings):
         "_metrics": defaultdict(lambda: defaultdict(list)), **settings,
     })  # fmt: skip
     inputs = {"input_ids": torch.zeros_like(wide), "attention_mask": torch.ones_like(wide), "completion_mask": wide}
-    return call(trainer, lambda **kwargs: outputs(policy), inputs, False)
+    return call(trainer, policy, inputs, False)
 
 
 def dpo_case(mode, row, constants=(), dtype="float64", **settings):
@@ -118,13 +119,13 @@ def orpo(call, x):
 def rewards(call, x, margin=False, center=None):
     import torch
 
-    scores = torch.cat([x["chosen_score"], x["rejected_score"]])[:, None]
+    scores = lambda: torch.cat([x["chosen_score"], x["rejected_score"]])[:, None]  # noqa: E731
     trainer = SimpleNamespace(
         model=SimpleNamespace(training=False), args=SimpleNamespace(center_rewards_coefficient=center), accelerator=SAME,
         _total_train_tokens=0, _tp_size=1, _metrics=defaultdict(lambda: defaultdict(list)),
     )  # fmt: skip
     inputs = {"attention_mask": torch.ones(2 * B, T)} | ({"margin": x["margin"]} if margin else {})
-    return call(trainer, lambda **kwargs: SimpleNamespace(logits=scores), inputs)
+    return call(trainer, lambda **kwargs: SimpleNamespace(logits=scores()), inputs)
 
 
 def reward_case(mode, row, constants=(), **settings):

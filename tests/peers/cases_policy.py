@@ -22,10 +22,10 @@ SAME = SimpleNamespace(
 # --- TRL: _compute_loss on a stand-in for the trainer, which asks no model but hands out the batch
 
 
-def gamma_weights():
+def of_trainer(name):
     from trl.trainer.grpo_trainer import GRPOTrainer
 
-    return GRPOTrainer.get_gamma_weights
+    return getattr(GRPOTrainer, name)
 
 
 def trl(call, x, level="token", **settings):
@@ -38,10 +38,10 @@ def trl(call, x, level="token", **settings):
     trainer = SimpleNamespace(
         _get_per_token_logps_and_entropies=lambda *a, **k: (x["logp"], torch.zeros(B, T), None), args=SimpleNamespace(**args),
         accelerator=SAME, model=SimpleNamespace(training=True), _metrics=defaultdict(lambda: defaultdict(list)),
-        aux_loss_enabled=False, top_entropy_quantile=1.0, off_policy_mask_threshold=None, use_vllm=False,
+        aux_loss_enabled=False, top_entropy_quantile=1.0, use_vllm=False,
         _entropy_bonus_enabled=False, current_gradient_accumulation_steps=1, max_completion_length=T,
-        importance_sampling_level=level, get_gamma_weights=gamma_weights(),
-        **{"epsilon_low": 0.2, "epsilon_high": 0.2, "beta": 0.0, **settings},
+        importance_sampling_level=level, **{k: of_trainer(k) for k in ("get_gamma_weights", "get_off_policy_mask")},
+        **{"epsilon_low": 0.2, "epsilon_high": 0.2, "beta": 0.0, "off_policy_mask_threshold": None, **settings},
     )  # fmt: skip
     mask = x["mask"].long()
     return call(trainer, None, {
@@ -61,6 +61,7 @@ TRL = [
     trl_case("grpo", CLIP, loss_type="grpo"),
     trl_case("grpo_kl", {**CLIP, "beta": 0.04}, loss_type="grpo", beta=0.04),
     trl_case("grpo_delta", {**CLIP, "ratio_cap": 2.0}, loss_type="grpo", delta=2.0),
+    trl_case("grpo_opsm", {**CLIP, "drift_max": 0.05}, loss_type="grpo", off_policy_mask_threshold=0.05),
     trl_case("dapo", {"eps_low": 0.2, "eps_high": 0.28}, loss_type="dapo", epsilon_high=0.28),
     trl_case("bnpo", CLIP, loss_type="bnpo"),
     trl_case("dr_grpo", {**CLIP, "max_length": float(T)}, loss_type="dr_grpo"),

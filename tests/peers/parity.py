@@ -92,7 +92,8 @@ def extreme() -> dict[str, np.ndarray]:
 
 
 def outcome(value) -> dict:
-    return value if isinstance(value, dict) else {"value": value}
+    """Of a loss with metrics, the loss."""
+    return value if isinstance(value, dict) else {"value": value[0] if isinstance(value, tuple) else value}
 
 
 def scalar(values: dict):
@@ -184,7 +185,7 @@ def disagreement(case: Case, ours, theirs) -> float:
 
 
 def of_loss(row: Row, *, per_row: bool = False) -> Callable[..., Any]:
-    """The row's loss at the batch's advantages, one a row or one a token."""
+    """The row's loss and metrics at the batch's advantages, one a row or one a token."""
 
     def ours(x, **constants):
         mask = x["mask"]
@@ -193,7 +194,7 @@ def of_loss(row: Row, *, per_row: bool = False) -> Callable[..., Any]:
         extra = {k: v for k, v in offered.items() if k in row.needs}
         advantages = jnp.broadcast_to(x["advantage"][:, None], mask.shape) if per_row else x["advantages"]
         totals = totals_of(mask, prompt_tokens)
-        return row.loss(x["logp"], x["old_logp"], advantages, mask, totals=totals, **extra, **constants)[0]
+        return row.loss(x["logp"], x["old_logp"], advantages, mask, totals=totals, **extra, **constants)
 
     return ours
 
