@@ -232,7 +232,7 @@ def test_tokens_from_compute_and_groups(tmp_path):
     rows = [(repr(6 * n * d), repr(n), y, f"run{i % 4}", "2") for i, (n, d, (_, _, y)) in
             enumerate(zip(N.tolist(), D.tolist(), ROWS, strict=True))]
     table = write(tmp_path, text(rows, ("flops", "model_size", "loss", "run", "w")))
-    points = read_points(table, d_from=6.0, cluster="run", weight="w")
+    points = read_points(table, d_from=6.0, cluster="run", columns={"weight": "w"})
     np.testing.assert_allclose(points.D, D, rtol=1e-14)
     assert set(points.cluster) == {"run0", "run1", "run2", "run3"} and set(points.weight) == {2.0}
     assert len(set(read_points(table, d_from=6.0, cluster="N").cluster)) == 5

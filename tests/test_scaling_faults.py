@@ -1,8 +1,8 @@
 """Faults of published scaling-law fits, each with its right value.
 
 The numbers belong to Epoch's reading of Chinchilla's figure 4 (Besiroglu et al. 2024, arXiv 2404.10102), without
-the 5 highest losses unless said otherwise. Faults of isoFLOP designs, training recipes and test-time laws
-(Porian et al. 2024; Czech et al. 2026; pass@k, best-of-n, reward models) belong to those laws' own tests.
+the 5 highest losses unless said otherwise. Faults of isoFLOP designs and training recipes (Porian et al. 2024;
+Xu et al. 2026) belong to those designs' own tests.
 """
 
 import json
@@ -13,8 +13,10 @@ from scaling_data import EPOCH, KYO_TAKANO, epoch, table
 
 from jaxpt.cli import main
 from jaxpt.scaling import chinchilla as ch
+from jaxpt.scaling import sampling
 from jaxpt.scaling import uncertainty as un
 from jaxpt.scaling.frontier import exponent, optimum
+from jaxpt.scaling.laws import table as table_of_laws
 from jaxpt.scaling.robust import value
 from jaxpt.scaling.study import study
 
@@ -192,6 +194,29 @@ def test_11_counting_without_embeddings_is_another_exponent(params, local, true)
     assert exponent(params) == pytest.approx(true, abs=1e-3)
 
 
+def test_18_pass_at_k_is_no_plug_in():
+    assert sampling.pass_at_k(10, 1, 5) == pytest.approx(0.5, abs=1e-12)
+    assert 1 - (1 - 1 / 10) ** 5 == pytest.approx(0.40951)
+
+
+@pytest.mark.parametrize("m, n, right, formula", [(2, 4, 0.459356, 0.636294), (8, 64, 2.077586, 3.174508),
+                                                  (1_000_000, 64, 3.174508, 3.174508)])
+def test_19_the_kl_of_best_of_n_is_a_bound_where_outcomes_are_few(m, n, right, formula):
+    assert sampling.best_of_n_kl_exact(np.ones(m), n) == pytest.approx(right, abs=1e-6)
+    assert sampling.best_of_n_kl(n) == pytest.approx(formula, abs=1e-6)
+    assert right <= min(np.log(m), formula + 1e-6)
+
+
+def test_20_over_optimisation_has_two_forms():
+    """alpha sqrt(KL) - beta KL is best-of-n's; RL's has a logarithm in place of the root."""
+    for form, alpha, beta, peak in (("rl", 1.0, 0.3, (10.3123, 3.09368)), ("bon", 0.5, 0.05, (5.0, 1.25))):
+        d, R = sampling.overoptimisation_peak(form, alpha, beta)
+        assert (d, R) == pytest.approx(peak, rel=1e-5)
+        law = table_of_laws()[f"overoptimisation_{form}"].predict
+        assert law(d * d, alpha=alpha, beta=beta) == pytest.approx(R, rel=1e-12)
+        assert max(law(x * d * d, alpha=alpha, beta=beta) for x in (0.0, 0.9, 1.1)) < R
+
+
 def test_21_a_pure_power_law_extrapolates_below_the_floor():
     near, far = np.geomspace(1e18, 1e21, 7), 1e25
     slope, level = np.polyfit(np.log(near), np.log(optimum(PUBLISHED, near).loss), 1)
@@ -239,6 +264,13 @@ def test_25_the_default_loss_is_symmetric(fitted):
     up, down = (ch.derivatives(fitted.theta[None], ch.problems(fitted.data._replace(y=exact + shift)), 1e-3).value
                 for shift in (0.1, -0.1))
     np.testing.assert_allclose(up, down, rtol=1e-9)
+
+
+def test_25_an_asymmetric_one_goes_by_its_name(runs, fitted):
+    lower = ch.fit(ch.prepare(*runs), "asymmetric")
+    assert np.mean(lower.residuals > 0) > 0.8 > np.mean(fitted.residuals > 0)
+    worse = value(-lower.residuals, np.ones(240), "huber", 1e-3) / fitted.value
+    assert worse > 1.3 and abs(lower.params[3] - fitted.params[3]) > 0.01
 
 
 def test_26_which_count_of_parameters_is_said(tmp_path, capsys):

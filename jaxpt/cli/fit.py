@@ -1,7 +1,8 @@
-"""`jaxpt fit FILE --law chinchilla`: a certified fit with intervals. Imports neither jax nor SciPy."""
+"""`jaxpt fit FILE --law NAME`: a certified fit with intervals. Chinchilla's law needs neither jax nor SciPy."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from jaxpt.cli.options import Option, help_text, no_more, split, whole
 from jaxpt.lab.errors import UserError, expected
@@ -44,8 +45,25 @@ def one_of(*choices: str):
     return read
 
 
+def pairs(read: Callable[[str], Any]) -> Callable[[str], tuple[tuple[str, Any], ...]]:
+    """NAME=VALUE[,NAME=VALUE ...]"""
+    def parse(text: str) -> tuple[tuple[str, Any], ...]:
+        parts = [part.partition("=") for part in text.split(",")]
+        if not all(name and equals and value for name, equals, value in parts):
+            raise ValueError("NAME=VALUE is expected, with commas between several")
+        return tuple((name.strip(), read(value)) for name, _, value in parts)
+    return parse
+
+
+def any_number(text: str) -> float:
+    from jaxpt.lab.tables import number
+
+    return number(text)
+
+
 OPTIONS = {
-    "--law": Option(one_of("chinchilla"), "chinchilla", "chinchilla: L = E + A / N^alpha + B / D^beta"),
+    "--law": Option(str, "chinchilla", "a name that `jaxpt list laws` shows, or file.py:function (see below)"),
+    "--x": Option(pairs(str), (), "U=unique,accuracy=acc: columns of what the law takes, by its names"),
     "--n": Option(str, None, "column of parameters; by default N, params, parameters, model size, ..."),
     "--d": Option(str, None, "column of training tokens; by default D, tokens, train_tokens, ..."),
     "--c": Option(str, None, "column of training FLOPs; by default C, flops, compute, training flop, ..."),
@@ -55,23 +73,35 @@ OPTIONS = {
     "--weight": Option(str, None, "column of weights of the residuals"),
     "--cluster": Option(str, None, "column of runs that belong together (N: equal sizes); resamples groups"),
     "--skip-bad": Option(None, False, "leave out rows that cannot be read, and name them; else an error"),
-    "--objective": Option(one_of("huber", "lad", "lsq"), "huber", "of log residuals: huber (default), lad, lsq"),
-    "--delta": Option(positive, 1e-3, "Huber's threshold on the log residual (1e-3)"),
-    "--bootstrap": Option(count, 4000, "number of refits (4000); 0 for none"),
+    "--fix": Option(pairs(any_number), (), "E=1.69: parameters that are given"),
+    "--objective": Option(one_of("huber", "lad", "lsq", "student", "asymmetric"), "huber",
+                          "of residuals: huber (the default), lad, lsq, student, asymmetric"),
+    "--delta": Option(positive, 1e-3, "Huber's threshold, Student's scale, on the (log) residual (1e-3)"),
+    "--bootstrap": Option(count, None, "number of refits (4000; 1000 for laws without a closed form); 0 for none"),
     "--resample": Option(one_of("case", "cluster", "residual", "wild"), None,
                          "case (the default), cluster (with --cluster), residual or wild"),
     "--seed": Option(count, 0, "seed of the refits (0)"),
-    "--budget": Option(positive, None, "FLOPs: show the best N, D and the loss to expect"),
+    "--at": Option(pairs(any_number), (), "N=7B,D=2T: predict a run"),
+    "--budget": Option(positive, None, "FLOPs: show the best N, D and the loss to expect (chinchilla)"),
+    "--isoflop": Option(None, False, "approaches 1, 2 and 3 to the best size side by side; N* at --budget"),
+    "--next": Option(count, None, "K: the K runs to buy next that tell most about --target"),
+    "--spend": Option(positive, None, "FLOPs that they may cost together (a tenth of what the table's runs cost)"),
+    "--target": Option(one_of("a", "loss", "N"), None,
+                       "of --next: a of N* ~ C^a, or loss* or N* at --budget (loss with --budget, else a)"),
     "--flop-constant": Option(positive, None, "k in C = k N D (the value of --d-from, or 6)"),
     "--figure": Option(figure_name, None, "write data, curves and residuals to a .png, .pdf or .svg"),
     "--json": Option(None, False, "for machines, with all digits"),
     "--markdown": Option(None, False, "as Markdown"),
     "--help": Option(None, False, "this text"),
 }
-USAGE = "jaxpt fit FILE [--law chinchilla] [options]"
+USAGE = "jaxpt fit FILE [--law NAME] [options]"
 WHAT = ("Fits a scaling law to a table of runs and says how sure it can be.\n"
         "FILE is CSV (comma, semicolon, tab or |: the one the header has most of), JSON lines, or Parquet\n"
-        "(with the extra jaxpt[parquet]); numbers may be written 70M, 1.4T or 6e19.")
+        "(with the extra jaxpt[parquet]); numbers may be written 70M, 1.4T or 6e19.\n"
+        "A law of your own is a function like\n"
+        "    def mine(N, D, *, A=400.0, alpha=0.3, E=1.7): return E + A / N**alpha\n"
+        "of columns and, after the star, parameters with values to begin near; with jax.numpy where it needs more\n"
+        "than operators. A parameter whose default is 0 or below may have either sign.")
 
 
 def fit_command(words: Sequence[str]) -> int:
@@ -87,24 +117,132 @@ def fit_command(words: Sequence[str]) -> int:
     if resample == "cluster" and values["--cluster"] is None:
         raise UserError("--resample cluster: --cluster COLUMN is needed to know which runs belong together")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the products are small: threads would only spin
-    print(_fit(rest[0], values, resample))
+    if values["--isoflop"] or values["--next"] is not None:
+        print(_approaches(rest[0], values) if values["--isoflop"] else _plan(rest[0], values))
+        return 0
+    closed = values["--law"] == "chinchilla" and not values["--fix"] and not values["--at"]
+    print(_closed_form(rest[0], values, resample) if closed else _any_law(rest[0], values, resample))
     return 0
 
 
-def _fit(path: str, values: dict, resample: str) -> str:
-    from jaxpt.lab.fit_report import as_json, as_markdown, as_text, record
+def _points(path: str, values: dict, wanted: Any) -> Any:
     from jaxpt.lab.points import read_points
     from jaxpt.lab.tables import read_table
+
+    flags = {"N": "--n", "D": "--d", "C": "--c", "loss": "--loss", "weight": "--weight"}
+    columns = {name: values[flag] for name, flag in flags.items()}
+    return read_points(read_table(path), wanted, columns=columns | dict(values["--x"]), cluster=values["--cluster"],
+                       d_from=values["--d-from"], drop=values["--drop"], skip_bad=values["--skip-bad"])
+
+
+def _closed_form(path: str, values: dict, resample: str) -> str:
+    from jaxpt.lab.points import Wanted
     from jaxpt.scaling.study import study
 
-    columns = {name: values[f"--{name}"] for name in ("n", "d", "c", "loss", "weight", "cluster")}
-    points = read_points(read_table(path), **columns, d_from=values["--d-from"], drop=values["--drop"],
-                         skip_bad=values["--skip-bad"])
+    points = _points(path, values, Wanted())
     result = study(
         points.N, points.D, points.loss, weight=points.weight, cluster=points.cluster, resample=resample,
-        objective=values["--objective"], delta=values["--delta"], bootstrap=values["--bootstrap"],
-        seed=values["--seed"], budget=values["--budget"],
-        flop=values["--flop-constant"] or values["--d-from"] or 6.0)
+        objective=values["--objective"], delta=values["--delta"], bootstrap=_refits(values, 4000),
+        seed=values["--seed"], budget=values["--budget"], flop=_flop(values))
+    return _written(result, points, values)
+
+
+def _chinchilla_only(values: dict, flag: str) -> None:
+    if values["--law"] != "chinchilla" or values["--fix"] or values["--at"]:
+        raise UserError(f"{flag}: only for --law chinchilla without --fix and --at")
+    if values["--isoflop"] and values["--next"] is not None:
+        raise UserError("--isoflop and --next are two reports: ask for one")
+
+
+def _flop(values: dict) -> float:
+    return values["--flop-constant"] or values["--d-from"] or 6.0
+
+
+def _approaches(path: str, values: dict) -> str:
+    from jaxpt.lab import isoflop_report
+    from jaxpt.lab.fit_report import as_json, marked, plain
+    from jaxpt.lab.points import Wanted
+    from jaxpt.scaling.approaches import compare
+
+    _chinchilla_only(values, "--isoflop")
+    points = _points(path, values, Wanted())
+    result = compare(points.N, points.D, points.loss, C=points.C, weight=points.weight, objective=values["--objective"],
+                     delta=values["--delta"], flop=_flop(values), bootstrap=_refits(values, 400),
+                     seed=values["--seed"], target=values["--budget"])
+    if values["--figure"] is not None:
+        from jaxpt.lab.fit_figure import write
+        from jaxpt.lab.isoflop_figure import draw
+
+        write(values["--figure"], draw(result, points))
+    entry = isoflop_report.record(result, points, values["--seed"])
+    if values["--json"]:
+        return as_json(entry)
+    write = marked if values["--markdown"] else plain
+    return write(isoflop_report.sentences(entry), isoflop_report.tables(entry), entry["warnings"])
+
+
+def _plan(path: str, values: dict) -> str:
+    from jaxpt.lab import plan_report
+    from jaxpt.lab.fit_report import as_json, marked, plain
+    from jaxpt.lab.points import Wanted
+
+    _chinchilla_only(values, "--next")
+    target = values["--target"] or ("loss" if values["--budget"] else "a")
+    if target != "a" and values["--budget"] is None:
+        raise UserError(f"--target {target}: --budget FLOPS is needed to say of which budget")
+    points = _points(path, values, Wanted())
+    entry = plan_report.record(points, values["--next"], target, values["--budget"], values["--spend"], _flop(values),
+                               _refits(values, 1000), values["--seed"], values["--objective"], values["--delta"])
+    if values["--json"]:
+        return as_json(entry)
+    write = marked if values["--markdown"] else plain
+    return write(plan_report.sentences(entry), plan_report.tables(entry), entry["warnings"])
+
+
+def _any_law(path: str, values: dict, resample: str) -> str:
+    from jaxpt.lab.law_file import find_law
+    from jaxpt.lab.points import Wanted
+
+    law = find_law(values["--law"])
+    fixed, at = dict(values["--fix"]), dict(values["--at"])
+    for name, value in fixed.items():
+        if name not in law.names:
+            raise UserError(f"--fix {name}={value:g}: the law has no such parameter: {expected(name, law.names)}")
+        if name not in law.real and value <= 0:
+            raise UserError(f"--fix {name}={value:g}: {name} is above 0")
+    if at and set(at) != set(law.inputs):
+        raise UserError(f"--at: a value for each of {', '.join(law.inputs)} is expected, got {', '.join(at)}")
+    for flag in ("--budget", "--flop-constant"):
+        if values[flag] is not None:
+            raise UserError(f"{flag} {values[flag]:g}: only --law chinchilla without --fix and --at has a frontier")
+    wanted = Wanted(law.inputs, law.output, law.residual, law.nonnegative, len(law.names) - len(fixed))
+    points = _points(path, values, wanted)
+    from jaxpt.scaling import general
+    from jaxpt.scaling.study import study_law
+
+    try:
+        data = general.prepare(law, points.x, points.y, points.weight, fixed)
+        found = general.fit(data, values["--objective"], values["--delta"])
+    except ValueError as error:
+        raise UserError(f"--law {values['--law']}: {error}") from None
+    except Exception as error:
+        if ":" not in values["--law"]:
+            raise
+        words = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        raise UserError(f"--law {values['--law']}: a law is written with operators and with jax.numpy; "
+                        f"{words}") from None
+    result = study_law(found, cluster=points.cluster, resample=resample, bootstrap=_refits(values, 1000),
+                       seed=values["--seed"], at=at or None)
+    return _written(result, points, values)
+
+
+def _refits(values: dict, default: int) -> int:
+    return default if values["--bootstrap"] is None else values["--bootstrap"]
+
+
+def _written(result: Any, points: Any, values: dict) -> str:
+    from jaxpt.lab.fit_report import as_json, as_markdown, as_text, record
+
     if values["--figure"] is not None:
         from jaxpt.lab.fit_figure import save
 

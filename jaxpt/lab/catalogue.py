@@ -5,7 +5,7 @@ import ast
 import importlib.util
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jaxpt
 from jaxpt.lab.errors import UserError, expected
@@ -95,6 +95,22 @@ def environments() -> list[tuple[str, str]]:
     functions = {f.name: f for tree in trees.values() for f in tree.body if isinstance(f, ast.FunctionDef)}
     names = [(key.value, value.id) for key, value in zip(table.keys, table.values, strict=True)]
     return sorted((name, _paragraph(ast.get_docstring(functions[function]) or "")) for name, function in names)
+
+
+def laws() -> list[tuple[str, str]]:
+    """(name, formula and paper) of every scaling law that `jaxpt fit` knows. Their table needs no jax."""
+    from jaxpt.scaling.laws import table
+
+    return [(law.name, f"{law.output}: {law.formula}\n{law.paper}") for law in table().values()]
+
+
+def law_records() -> list[dict[str, Any]]:
+    """All that the table of laws says but its functions."""
+    from jaxpt.scaling.laws import table
+
+    return [{"name": law.name, "paper": law.paper, "formula": law.formula, "inputs": law.inputs, "output": law.output,
+             "residual": law.residual, "values": dict(zip(law.names, law.values, strict=True)), "real": law.real}
+            for law in table().values()]
 
 
 def _functions(trees: Iterable[ast.Module]) -> Iterator[ast.FunctionDef]:

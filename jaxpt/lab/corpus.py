@@ -22,20 +22,24 @@ UNDECODABLE = 0.01  # share of bytes outside UTF-8 above which a file is not tex
 TESTS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
 
+Documents = Iterator[tuple[str, Callable[[], bytes]]]  # (name, what reads it)
+
+
 class Corpus(NamedTuple):
     documents: list[tuple[str, bytes]]  # (name, text) in the order of the names
     skipped: Mapping[str, int]  # reason -> number of files
 
 
-def read(path: str = "", limit: int = LIMIT) -> Corpus:
-    """The documents of a file or of all files below a folder; "" is Python's own documentation.
+def read(path: str = "", limit: int = LIMIT, default: Callable[[], Documents] | None = None) -> Corpus:
+    """The documents of a file or of all files below a folder; "" is `default`, Python's own documentation where
+    that is not given.
 
     Hidden files and folders (.git among them) are not entered, a folder reached twice by links is read
     once, binary and empty files are skipped and counted, and reading ends after `limit` bytes.
     Raises UserError when nothing readable is there.
     """
     if not path:
-        return _collect(python_documents(), limit, "--corpus (default: the documentation of this Python)")
+        return _collect((default or python_documents)(), limit, "--corpus (default: the text that comes with Python)")
     root = Path(path).expanduser()
     if not root.exists():
         raise UserError(f"--corpus {path}: no such file or folder.")
@@ -96,7 +100,16 @@ def _walk(folder: Path, entered: set[str]) -> Iterator[Path]:
             yield path
 
 
-def python_documents() -> Iterator[tuple[str, Callable[[], bytes]]]:
+def python_sources() -> Documents:
+    """The source files of Python's standard library, about 12 MB; tests are left out."""
+    root = Path(sysconfig.get_path("stdlib"))
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(set(folders) - TESTS)
+        for file in (Path(folder, name) for name in sorted(files) if name.endswith(".py")):
+            yield f"source {file.relative_to(root)}", file.read_bytes
+
+
+def python_documents() -> Documents:
     """Python's help topics, then the docstrings of each standard module, all read from source files
     (nothing is imported); tests are left out. Which Python runs decides what the text is."""
     root = Path(sysconfig.get_path("stdlib"))
@@ -142,12 +155,13 @@ def _docstrings(tree: ast.Module) -> Iterator[str]:
         pending.extend(reversed(statements))
 
 
-def load(path: str, limit: int, held_share: float, held_limit: int) -> tuple[Corpus, Split]:
+def load(path: str, limit: int, held_share: float, held_limit: int,
+         default: Callable[[], Documents] | None = None) -> tuple[Corpus, Split]:
     """`read`, then `jaxpt.data.text.split`; at most about `held_limit` bytes are held out.
 
     UserError when less than LEAST bytes of distinct text remain.
     """
-    corpus = read(path, limit)
+    corpus = read(path, limit, default)
     texts = [text for _, text in corpus.documents]
     parts = split(texts, min(held_share, held_limit / sum(map(len, texts))))
     distinct = sum(map(len, parts.train)) + sum(map(len, parts.held))

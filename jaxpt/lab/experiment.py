@@ -85,6 +85,7 @@ class Experiment:
     panels: Sequence[Panel]
     inputs: Callable[[Any], Mapping[str, np.ndarray]] | None = None  # reads files, once, in the parent
     sections: Callable[[Any, Curves], str] | None = None  # further markdown for the report
+    derived: Callable[[Any, Curves], Curves] | None = None  # name -> [seeds, points]; panels know it as "derived/name"
     # What scripts/tune.py chooses, one table after another: field -> (values, "stage/metric" to maximise). Fields of
     # one table do not influence each other's metrics and are swept together.
     sweep: Sequence[Mapping[str, tuple[Sequence[Any], str]]] = ()

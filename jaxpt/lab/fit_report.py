@@ -10,58 +10,67 @@ import numpy as np
 import jaxpt
 from jaxpt.lab.markdown import table
 from jaxpt.lab.points import Points
-from jaxpt.scaling.chinchilla import NAMES
 from jaxpt.scaling.frontier import exponent
 from jaxpt.scaling.study import Study
 from jaxpt.scaling.uncertainty import Spread
 
-FORMULA = "L(N, D) = E + A / N^alpha + B / D^beta"
-WORDS = {"huber": "Huber loss (delta {delta:g}) of the log residual", "lad": "absolute log residual",
-         "lsq": "squared log residual"}
+WORDS = {"huber": "Huber loss (delta {delta:g}) of the {what}", "lad": "absolute {what}", "lsq": "squared {what}",
+         "student": "Student-t loss (4 degrees of freedom, scale {delta:g}) of the {what}",
+         "asymmetric": "Huber loss (delta {delta:g}) of the {what}, overestimates 10 times"}
 
 
 def record(study: Study, points: Points, seed: int) -> dict[str, Any]:
     """All digits, keys of the command's contract first; what is not finite is null."""
-    fit, refits = study.fit, study.refits
-    named = {"params": fit.params, "se": study.params.se}
+    fit, refits, names = study.fit, study.refits, study.fit.names
     at = np.argsort(-study.leverage, kind="stable")[:5]
     entry = {
-        "law": "chinchilla", "n_points": fit.data.y.size,
-        **{key: dict(zip(NAMES, values.tolist(), strict=True)) for key, values in named.items()},
-        "ci95": dict(zip(NAMES, np.stack([study.params.low, study.params.high], -1).tolist(), strict=True)),
+        "law": fit.law, "n_points": fit.data.y.size, "params": _named(names, fit.params),
+        "se": _named(names, study.params.se),
+        "ci95": _named(names, np.stack([study.params.low, study.params.high], -1)),
         "objective": fit.value, "certificate": fit.certificate._asdict(),
         "warnings": [*points.warnings, *study.warnings], "version": jaxpt.__version__,
-        "formula": FORMULA,
-        "method": {"objective": fit.objective, "delta": fit.delta if fit.objective == "huber" else None,
-                   "resample": refits.kind if refits else None, "refits": len(refits.params) if refits else 0,
+        "formula": fit.formula,
+        "method": {"objective": fit.objective, "delta": None if fit.objective in ("lad", "lsq") else fit.delta,
+                   "residual": points.residual, "resample": refits.kind if refits else None,
+                   "refits": len(refits.params) if refits else 0,
                    "refits_converged": int(refits.converged.sum()) if refits else 0, "seed": seed,
-                   "flop_constant": study.flop},
+                   "fixed": [name for name, free in zip(names, fit.free, strict=True) if not free]},
         "input": {"notes": points.notes,
                   "left_out": [{points.place: place, "why": why} for place, why in points.left_out]},
-        "frontier": {"a": _spread(exponent(fit.params), study.exponent)},
-        "profile95": dict(zip(NAMES, study.profile.tolist(), strict=True)),
-        "correlation": {"of": ["log A", "log B", *NAMES[2:]], "matrix": study.correlation.tolist()},
+        "profile95": _named(names, study.profile),
+        "correlation": {"of": [f"log {name}" if log else name for name, log in zip(names, fit.logged, strict=True)],
+                        "matrix": study.correlation.tolist()},
         "leverage": [{points.place: int(points.places[i]), "leverage": float(study.leverage[i])} for i in at],
-        "stability": [{"without": w.what, "n": w.n, "a": float(exponent(w.params)),
-                       **dict(zip(NAMES, w.params.tolist(), strict=True))} for w in study.stability],
+        "stability": [{"without": w.what, "n": w.n, **_named(names, w.params)} for w in study.stability],
     }
+    if study.exponent is not None:
+        entry["method"]["flop_constant"] = study.flop
+        entry["frontier"] = {"a": spread_of(exponent(fit.params), study.exponent)}
+        for row, without in zip(entry["stability"], study.stability, strict=True):
+            row["a"] = float(exponent(without.params))
     if study.optimum is not None:
         entry["budget"] = {"C": study.budget, "D_per_N": float(study.optimum.D / study.optimum.N),
-                           **{name: _spread(value, spread) for name, value, spread in zip(
+                           **{name: spread_of(value, spread) for name, value, spread in zip(
                                ("N", "D", "loss"), study.optimum, study.optimum_spread, strict=True)}}
-    return _strict(entry)
+    if study.at is not None:
+        entry["prediction"] = {"at": dict(study.at), points.output: spread_of(study.predicted, study.predicted_spread)}
+    return strict(entry)
 
 
-def _spread(value: Any, spread: Spread) -> dict[str, Any]:
+def _named(names: Sequence[str], values: np.ndarray) -> dict[str, Any]:
+    return dict(zip(names, values.tolist(), strict=True))
+
+
+def spread_of(value: Any, spread: Spread) -> dict[str, Any]:
     return {"value": float(value), "se": float(spread.se), "ci95": [float(spread.low), float(spread.high)]}
 
 
-def _strict(value: Any) -> Any:
+def strict(value: Any) -> Any:
     """JSON has no NaN and no infinity: null stands for both."""
     if isinstance(value, dict):
-        return {key: _strict(v) for key, v in value.items()}
+        return {key: strict(v) for key, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_strict(v) for v in value]
+        return [strict(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
@@ -82,31 +91,39 @@ def interval(limits: Sequence[float | None], count: int = 5) -> str:
 
 def tables(entry: dict[str, Any]) -> list[tuple[str, list[str], list[list[str]]]]:
     """(title, header, rows) of everything that is a table."""
-    a, method = entry["frontier"]["a"], entry["method"]
+    method, names = entry["method"], list(entry["params"])
     kind = f"95% {method['resample']} bootstrap" if method["refits"] else "95% interval"
     rows = [[name, digits(entry["params"][name], 9), digits(entry["se"][name], 4),
-             interval(entry["ci95"][name]), interval(entry["profile95"][name])] for name in NAMES]
-    rows.append(["a in N* ~ C^a", digits(a["value"], 9), digits(a["se"], 4), interval(a["ci95"]), ""])
+             interval(entry["ci95"][name]), interval(entry["profile95"][name])] for name in names]
+    if "frontier" in entry:
+        rows.append(["a in N* ~ C^a", *_estimate(entry["frontier"]["a"], 9, 4), ""])
     out = [("", ["parameter", "estimate", "se", kind, "95% profile"], rows)]
     if "budget" in entry:
         budget = entry["budget"]
-        rows = [[f"{name}*", digits(budget[name]["value"]), digits(budget[name]["se"], 3),
-                 interval(budget[name]["ci95"])] for name in ("N", "D", "loss")]
+        rows = [[f"{name}*", *_estimate(budget[name])] for name in ("N", "D", "loss")]
         rows.append(["D*/N*", digits(budget["D_per_N"], 4), "", ""])
         out.append((f"Best use of C = {budget['C']:g} FLOPs with C = {method['flop_constant']:g} N D",
                     ["optimum", "estimate", "se", kind], rows))
+    if "prediction" in entry:
+        where = ", ".join(f"{name} = {x:g}" for name, x in entry["prediction"]["at"].items())
+        rows = [[name, *_estimate(value)] for name, value in entry["prediction"].items() if name != "at"]
+        out.append((f"Predicted at {where}", ["prediction", "estimate", "se", kind], rows))
     if entry["stability"]:
-        rows = [[row["without"], str(row["n"]), *(digits(row[key], 4) for key in ("E", "alpha", "beta", "a"))]
+        columns = ["E", "alpha", "beta", "a"] if "frontier" in entry else names
+        rows = [[row["without"], str(row["n"]), *(digits(row[key], 4) for key in columns)]
                 for row in entry["stability"]]
-        header = ["without", "runs", "E", "alpha", "beta", "a"]
-        out.append(("Fitted again without the extremes", header, rows))
+        out.append(("Fitted again without the extremes", ["without", "runs", *columns], rows))
     return out
+
+
+def _estimate(value: dict[str, Any], count: int = 6, se: int = 3) -> list[str]:
+    return [digits(value["value"], count), digits(value["se"], se), interval(value["ci95"])]
 
 
 def sentences(entry: dict[str, Any]) -> list[str]:
     """What was fitted, from what, and how good the optimum is."""
     proof, method = entry["certificate"], entry["method"]
-    words = WORDS[method["objective"]].format(delta=method["delta"] or 0)
+    words = WORDS[method["objective"]].format(delta=method["delta"] or 0, what=method["residual"])
     condition = "infinite" if proof["condition"] is None else f"{proof['condition']:.2g}"
     top = entry["leverage"][:3]
     place = next(iter(top[0]))
@@ -124,30 +141,38 @@ def sentences(entry: dict[str, Any]) -> list[str]:
 
 
 def _sloppy(entry: dict[str, Any]) -> list[str]:
-    matrix = entry["correlation"]["matrix"]
-    pairs = [(i, j) for i, j in ((0, 3), (1, 4)) if (matrix[i][j] or 0) > 0.99]
+    matrix, of = entry["correlation"]["matrix"], entry["correlation"]["of"]
+    pairs = [(i, j) for i in range(len(of)) for j in range(i + 1, len(of)) if abs(matrix[i][j] or 0) > 0.99]
     if not pairs:
         return []
-    names = " and ".join(f"{NAMES[i]} with {NAMES[j]} ({matrix[i][j]:.4f})" for i, j in pairs)
-    return [f"Over the refits log {names} move together: quote exponents and predictions, not A and B."]
+    named = " and ".join(f"{of[i]} with {of[j]} ({matrix[i][j]:.4f})" for i, j in pairs[:4])
+    return [f"Over the refits {named} move together: quote exponents and predictions, not scales."]
 
 
 def as_text(entry: dict[str, Any]) -> str:
-    parts = ["\n".join(sentences(entry))]
-    for title, header, rows in tables(entry):
+    return plain(sentences(entry), tables(entry), entry["warnings"])
+
+
+def plain(said: Sequence[str], shown: Sequence[tuple[str, list[str], list[list[str]]]], warnings: Sequence[str]) -> str:
+    parts = ["\n".join(said)]
+    for title, header, rows in shown:
         widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
         lines = ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
                  for row in [header, *rows]]
         parts.append("\n".join([*([title + ":"] if title else []), *lines]))
-    if entry["warnings"]:
-        parts.append("\n".join(f"Warning: {sentence}" for sentence in entry["warnings"]))
+    if warnings:
+        parts.append("\n".join(f"Warning: {sentence}" for sentence in warnings))
     return "\n\n".join(parts)
 
 
 def as_markdown(entry: dict[str, Any]) -> str:
-    parts = ["## Chinchilla law", "\n".join(f"- {sentence}" for sentence in sentences(entry))]
-    for title, header, rows in tables(entry):
+    return f"## Law {entry['law']}\n\n" + marked(sentences(entry), tables(entry), entry["warnings"])
+
+
+def marked(said: Sequence[str], shown: Sequence[tuple[str, list[str], list[list[str]]]], warnings: Sequence[str]) -> str:
+    parts = ["\n".join(f"- {sentence}" for sentence in said)]
+    for title, header, rows in shown:
         parts += [*([f"### {title}"] if title else []), table(header, rows)]
-    if entry["warnings"]:
-        parts += ["### Warnings", "\n".join(f"- {sentence}" for sentence in entry["warnings"])]
+    if warnings:
+        parts += ["### Warnings", "\n".join(f"- {sentence}" for sentence in warnings)]
     return "\n\n".join(parts)

@@ -46,6 +46,12 @@ def curves(chunks: Chunks, stages: Sequence[Stage], seeds: Sequence[int], inputs
     return table
 
 
+def derive(experiment: Experiment, config: Any, table: Curves) -> dict[str, np.ndarray]:
+    """What the experiment computes from its curves for its panels, as "derived/name"."""
+    found = experiment.derived(config, table) if experiment.derived else {}
+    return {f"derived/{name}": np.asarray(x) for name, x in found.items()}
+
+
 def rehearse(experiment: Experiment, config: Any, stages: Sequence[Stage], seeds: int, inputs: Curves,
              shapes: Mapping[str, Mapping[str, tuple[int, ...]]]) -> None:
     """Evaluates claims, panels and sections on made-up curves of the right shapes before hours are spent.
@@ -57,6 +63,7 @@ def rehearse(experiment: Experiment, config: Any, stages: Sequence[Stage], seeds
     for stage in stages:
         for metric, shape in shapes[stage.name].items():
             table[f"{stage.name}/{metric}"] = rng.uniform(0.5, 1.5, (seeds, stage.steps, *shape))
+    table |= derive(experiment, config, table)
     for panel in experiment.panels:
         for name in [*panel.series.values(), *(panel.x or {}).values()]:
             if table[name].ndim != 2:

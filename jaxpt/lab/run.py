@@ -253,6 +253,7 @@ def _publish(plan: Plan, record: Mapping[str, Any], seeds: Sequence[int]) -> Run
     folder, experiment = plan.folder, plan.loaded.experiment
     chunks = merge.read_chunks(folder, plan.stages, seeds)
     curves = merge.curves(chunks, plan.stages, seeds, plan.inputs)
+    curves |= merge.derive(experiment, plan.config, curves)
     claims = merge.decide_claims(experiment.claims, curves)
     seconds = sum(chunk.seconds for rows in chunks.values() for chunk in rows)
     footer = f"{record['runs'][-1]['command']}   jaxpt {jaxpt.__version__}, {folder.name}"

@@ -168,12 +168,12 @@ def scale(column: str) -> float:
 
 
 def find_column(table: Table, flag: str, wanted: str | None, known: Sequence[Sequence[str]]) -> str | None:
-    """The column `wanted`, else the first of the well-known names that the table has (letter case, _ and - do
+    """flag: "--n " or "--x U=", for messages. The column `wanted`, else the first of the well-known names that the table has (letter case, _ and - do
     not matter); None if there is none. UserError for a wanted one that is missing, and where two would do."""
     if wanted is not None:
         if wanted not in table.columns:
             hint = expected(wanted, table.columns)
-            raise UserError(f"{flag} {wanted}: {table.path} has no such column: {hint}")
+            raise UserError(f"{flag}{wanted}: {table.path} has no such column: {hint}")
         names = [wanted]
     else:
         plain = [(re.sub(r"[\s_-]+", " ", re.sub(r"\s*[(\[]\w+[)\]]\s*$", "", c)).strip().lower(), c)
@@ -182,7 +182,7 @@ def find_column(table: Table, flag: str, wanted: str | None, known: Sequence[Seq
         names = next((found for found in tiers if found), [])
     if len(set(names)) > 1:
         both = " and ".join(map(repr, names))
-        raise UserError(f"{table.path}: {both} could both be meant: say {flag} COLUMN")
+        raise UserError(f"{table.path}: {both} could both be meant: say {flag}COLUMN")
     if names and table.columns.count(names[0]) > 1:
         raise UserError(f"{table.path}: {table.columns.count(names[0])} columns are called {names[0]!r}")
     return names[0] if names else None

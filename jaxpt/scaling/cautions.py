@@ -1,10 +1,16 @@
 """What the numbers of a fit do not say by themselves, in sentences."""
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from jaxpt.scaling.chinchilla import Fit
 from jaxpt.scaling.frontier import exponent
 from jaxpt.scaling.uncertainty import Refits, Spread, Without, spread
+
+if TYPE_CHECKING:
+    from jaxpt.scaling import general
 
 
 def cautions(fit: Fit, refitted: Refits | None, limits: Spread | None, stability: list[Without],
@@ -18,7 +24,48 @@ def cautions(fit: Fit, refitted: Refits | None, limits: Spread | None, stability
     return said
 
 
-def _optimum(fit: Fit) -> list[str]:
+def law_cautions(fit: "general.Fit", refitted: Refits | None, limits: Spread, stability: list[Without],
+                 at: Mapping[str, float] | None) -> list[str]:
+    """Warnings for any law: its optimum, its design, what is not identified, what a few runs decide."""
+    said, law, x = _optimum(fit), fit.data.law, fit.data.x
+    for name, column in zip(law.inputs, x, strict=True):
+        if np.ptp(column) <= 1e-9 * np.max(column):
+            said.append(f"{name} is the same in all runs: they do not say how {law.output} depends on it.")
+    distinct, unknowns, n = np.unique(x, axis=1).shape[1], int(fit.free.sum()), x.shape[1]
+    if distinct < unknowns:
+        said.append(f"The runs have only {distinct} different ({', '.join(law.inputs)}); {unknowns} parameters need "
+                    f"at least {unknowns}.")
+    elif n < 2 * unknowns:
+        said.append(f"{n} runs for {unknowns} parameters: intervals from so few are themselves guesses.")
+    if refitted is not None:
+        with np.errstate(invalid="ignore"):
+            vague = [name for name, value, width in zip(law.names, fit.params, limits.high - limits.low, strict=True)
+                     if not width <= 2 * abs(value)]
+        if vague:
+            said.append(f"Not identified by these runs: {', '.join(vague)}, with 95% intervals wider than twice the "
+                        "value.")
+        said += _refits(refitted)
+        said += _most_moved(fit, limits, stability)
+    for name, column in zip(law.inputs, x, strict=True):
+        if at is not None and not column.min() / 10 <= at[name] <= column.max() * 10:
+            said.append(f"{name} = {at[name]:g} is more than 10 times beyond the runs: the interval of the prediction "
+                        "covers the law's parameters, not whether the law still holds there.")
+    return said
+
+
+def _most_moved(fit: "general.Fit", limits: Spread, stability: list[Without]) -> list[str]:
+    said = []
+    for without in stability:
+        with np.errstate(invalid="ignore", divide="ignore"):
+            moves = np.nan_to_num(np.abs(without.params - fit.params) / limits.se)
+        k = int(np.argmax(moves))
+        if moves[k] > 1:
+            said.append(f"Without {without.what}, {fit.names[k]} is {without.params[k]:.4g} instead of "
+                        f"{fit.params[k]:.4g}, a move of {moves[k]:.1f} standard errors.")
+    return said
+
+
+def _optimum(fit: "Fit | general.Fit") -> list[str]:
     proof, said = fit.certificate, []
     if proof.at_bounds:
         said.append(f"{' and '.join(proof.at_bounds)} ended at the edge of what the law can be: "

@@ -14,12 +14,13 @@ which the other three are a non-negative least-squares problem of size 3 (variab
 
 from functools import partial
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxpt.scaling.certificate import Certificate, best_of, certify, vertex
 from jaxpt.scaling.newton import Derivatives, Minimum, minimise
-from jaxpt.scaling.robust import continuation, huber, value
+from jaxpt.scaling.robust import Shape, continuation, penalty, value
 
 NAMES = ("A", "B", "E", "alpha", "beta")
 EXPONENTS = np.geomspace(0.05, 2.0, 24)  # the grid of starts in alpha and in beta
@@ -100,7 +101,7 @@ class Problems(NamedTuple):
 
 
 @np.errstate(over="ignore", invalid="ignore", divide="ignore")  # a wild trial is worth inf, and not taken
-def derivatives(theta: np.ndarray, runs: Problems, delta: float) -> Derivatives:
+def derivatives(theta: np.ndarray, runs: Problems, delta: Shape) -> Derivatives:
     """Of F = sum_i w_i rho(r_i), r = log L - y, at theta [R,5].
 
     The Hessian of a log-sum-exp with features phi_k is sum_k p_k phi_k phi_k^T - J J^T, so
@@ -111,7 +112,7 @@ def derivatives(theta: np.ndarray, runs: Problems, delta: float) -> Derivatives:
     """
     fitted, shares = terms(theta, runs.n, runs.d)
     J = jacobian(shares, runs.n, runs.d)
-    rho, psi, curvature, majoriser = huber(fitted - runs.y, delta)
+    rho, psi, curvature, majoriser = penalty(fitted - runs.y, delta)
     pull = runs.weight * psi
     left = np.empty((len(theta), 13, runs.n.shape[1]))  # all sums over the runs in one product
     np.multiply(J, (runs.weight * curvature - pull)[:, None], out=left[:, :5])
@@ -143,7 +144,7 @@ def reweighted(data: Data, weight: np.ndarray) -> Problems:
 
 
 def solve(
-    data: Data, start: np.ndarray, deltas: list[float], *, y: np.ndarray | None = None,
+    data: Data, start: np.ndarray, deltas: list[Shape], *, y: np.ndarray | None = None,
     weight: np.ndarray | None = None, free: np.ndarray | None = None, tolerance: float = 1e-12,
 ) -> Minimum:
     """Minima of R problems from start [R,5], through the thresholds in turn. Problems may have log losses
@@ -157,11 +158,11 @@ def solve(
     return Minimum(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
 
-def _solve(runs: Problems, start: np.ndarray, deltas: list[float], free: np.ndarray | None,
+def _solve(runs: Problems, start: np.ndarray, deltas: list[Shape], free: np.ndarray | None,
            tolerance: float) -> Minimum:
     size = max(1, CHUNK // runs.n.shape[1])
 
-    def evaluate(theta: np.ndarray, rows: np.ndarray, delta: float) -> Derivatives:
+    def evaluate(theta: np.ndarray, rows: np.ndarray, delta: Shape) -> Derivatives:
         chunks = [slice(first, first + size) for first in range(0, len(rows), size)]
         parts = [derivatives(theta[at], runs.at(rows[at]), delta) for at in chunks]
         return parts[0] if len(parts) == 1 else Derivatives(*map(np.concatenate, zip(*parts, strict=True)))
@@ -174,9 +175,9 @@ def _solve(runs: Problems, start: np.ndarray, deltas: list[float], free: np.ndar
 
 
 @np.errstate(over="ignore", invalid="ignore", divide="ignore")
-def grid(data: Data, delta: float) -> tuple[np.ndarray, np.ndarray]:
+def grid(data: Data, delta: Shape) -> tuple[np.ndarray, np.ndarray]:
     """(theta [G,G,5], F [G,G]) over EXPONENTS x EXPONENTS: at each (alpha, beta) the E, A, B >= 0 that
-    minimise sum_i w_i (L / loss_i - 1)^2, and the Huber objective there."""
+    minimise sum_i w_i (L / loss_i - 1)^2, and the objective there."""
     G, loss, root = EXPONENTS.size, np.exp(data.y), np.sqrt(data.weight)
     u, v = (root / loss * np.exp(-EXPONENTS[:, None] * x) for x in (data.n, data.d))
     columns = np.concatenate([u, v, root[None] / loss])
@@ -188,7 +189,7 @@ def grid(data: Data, delta: float) -> tuple[np.ndarray, np.ndarray]:
     least = 0.1 * loss.min()  # a term of zero has no logarithm, and a tiny one hardly any slope
     alpha, beta = np.meshgrid(EXPONENTS, EXPONENTS, indexing="ij")
     theta = np.concatenate([np.log(np.maximum(coefficients, least)), np.stack([alpha, beta], -1)], axis=2)
-    F = np.stack([np.sum(data.weight * huber(terms(row, data.n, data.d)[0] - data.y, delta).rho, axis=1)
+    F = np.stack([np.sum(data.weight * penalty(terms(row, data.n, data.d)[0] - data.y, delta).rho, axis=1)
                   for row in theta])
     return theta, np.where(np.isfinite(F), F, np.inf)
 
@@ -206,7 +207,7 @@ def nonnegative(gram: np.ndarray, moment: np.ndarray) -> np.ndarray:
     return best
 
 
-def starts(data: Data, delta: float) -> np.ndarray:
+def starts(data: Data, delta: Shape) -> np.ndarray:
     """[S,5]: the grid's local minima (the 8 lowest) and the best point of each of its 4 x 4 blocks."""
     theta, F = grid(data, delta)
     G = len(F)
@@ -220,37 +221,57 @@ def starts(data: Data, delta: float) -> np.ndarray:
     return theta.reshape(-1, 5)[np.unique([*valleys, *best])]
 
 
-class Certificate(NamedTuple):
-    """What shows that the optimum was found."""
-
-    gradient_norm: float  # worst unknown's |sum of pulls| over the sum of their sizes
-    expected_gain: float  # share of F that one more Newton step could gain
-    condition: float  # of the Hessian; inf where it is not positive definite
-    starts: int
-    share_at_optimum: float  # of the starts
-    minima: int  # distinct values that the starts converged to
-    second_minimum: float | None  # by how much, relatively, the next one is worse
-    at_bounds: tuple[str, ...]  # parameters at the edge of what the law can be
-    converged: bool
-
-
 class Fit(NamedTuple):
     data: Data
-    objective: str  # huber, lad, lsq
+    objective: str  # one of robust.OBJECTIVES
     delta: float
     theta: np.ndarray  # [5], about data.centre
     params: np.ndarray  # [5] A, B, E, alpha, beta
     value: float  # of the objective: a weighted sum over the runs
     certificate: Certificate
 
+    # What `uncertainty` and the report ask of the fit of any law:
+    law, formula, names = "chinchilla", "L(N, D) = E + A / N^alpha + B / D^beta", NAMES
+    measured = ("loss", "losses")
+    logged = (True, True, False, False, False)  # parameters that are compared on a logarithmic scale
+
     @property
-    def deltas(self) -> list[float]:
+    def deltas(self) -> list[Shape]:
         return continuation(self.objective, self.delta)
 
     @property
     def residuals(self) -> np.ndarray:
         """[n] log loss - log L, in data's order."""
-        return self.data.y - terms(self.theta[None], self.data.n, self.data.d)[0][0]
+        return -_residual(self.data, self.theta)
+
+    @property
+    def free(self) -> np.ndarray:
+        """[p] bool: unknowns that were fitted."""
+        return np.ones(5, bool)
+
+    @property
+    def slopes(self) -> np.ndarray:
+        """[p,n]: derivatives of the fitted log loss in the unknowns."""
+        return _slopes(self.data, self.theta)
+
+    @property
+    def size(self) -> tuple[str, np.ndarray]:
+        """What runs are large or small in, and how much, [n]."""
+        return "compute", self.data.n + self.data.d
+
+    def solve(self, start: np.ndarray, deltas: list[Shape], **options: Any) -> Minimum:
+        return solve(self.data, start, deltas, **options)
+
+    def parameters(self, theta: np.ndarray) -> np.ndarray:
+        return parameters(theta, self.data.centre)
+
+
+def _residual(data: Data, theta: np.ndarray) -> np.ndarray:
+    return terms(theta[None], data.n, data.d)[0][0] - data.y
+
+
+def _slopes(data: Data, theta: np.ndarray) -> np.ndarray:
+    return jacobian(terms(theta[None], data.n, data.d)[1], data.n, data.d)[0]
 
 
 def fit(data: Data, objective: str = "huber", delta: float = 1e-3) -> Fit:
@@ -262,56 +283,22 @@ def fit(data: Data, objective: str = "huber", delta: float = 1e-3) -> Fit:
     found = solve(data, starts(data, deltas[0]), deltas[:1])
     tried, ended = len(found.value), found.converged | ~found.converged.any()
     found = solve(data, found.theta[ended], deltas)
-    best = int(np.argmin(np.where(found.converged, found.value, found.value * (1 + 1e-9))))
-    theta = _vertex(data, found.theta[best]) if objective == "lad" else found.theta[best]
-    residual = data.y - terms(theta[None], data.n, data.d)[0][0]
-    F = float(value(residual, data.weight, objective, delta))
+    best = best_of(found)
+    theta = found.theta[best]
+    if objective == "lad":
+        theta = vertex(theta, partial(_residual, data), partial(_slopes, data), data.weight, np.ones(5, bool))
+    F = float(value(_residual(data, theta), data.weight, objective, delta))
     return Fit(data, objective, delta, theta, parameters(theta, data.centre), F,
                _certificate(data, found, best, deltas[-1], tried))
 
 
-def _vertex(data: Data, theta: np.ndarray) -> np.ndarray:
-    """Least absolute deviation passes through as many runs as it has unknowns: theta [5] moved onto the 5
-    nearest, unless that is worse (the law is curved, so it need not pass through all 5)."""
-    def residual(theta: np.ndarray) -> np.ndarray:
-        return terms(theta[None], data.n, data.d)[0][0] - data.y
-
-    near = np.argsort(np.abs(residual(theta)), kind="stable")[:5]
-    moved = theta
-    for _ in range(4):
-        J = jacobian(terms(moved[None], data.n, data.d)[1], data.n, data.d)[0][:, near]
-        moved = moved - np.linalg.lstsq(J.T, residual(moved)[near], rcond=1e-12)[0]
-        if not np.all(np.abs(moved - theta) < 1.0):
-            return theta
-    before, after = (np.sum(data.weight * np.abs(residual(x))) for x in (theta, moved))
-    return moved if after <= before else theta
-
-
-def _certificate(data: Data, found: Minimum, best: int, delta: float, tried: int) -> Certificate:
+def _certificate(data: Data, found: Minimum, best: int, shape: Shape, tried: int) -> Certificate:
     theta = found.theta[best][None]
-    here = derivatives(theta, problems(data), delta)
     fitted, shares = terms(theta, data.n, data.d)
-    psi = huber(fitted - data.y, delta).psi
-    pulls = np.abs(jacobian(shares, data.n, data.d) * (data.weight * psi)[:, None])
+    pulls = np.abs(jacobian(shares, data.n, data.d)[0] * (data.weight * penalty(fitted - data.y, shape).psi))
     gone = np.max(shares[0], axis=1) < 1e-6  # terms at the edge have neither slope nor curvature left
-    rest = ~gone[[0, 1, 2, 0, 1]]
-    hessian, slope = here.hessian[0][np.ix_(rest, rest)], here.gradient[0][rest]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        gradient = np.nan_to_num(np.abs(slope) / pulls.sum(axis=2)[0][rest])
-    eigenvalues = np.linalg.eigvalsh(hessian)
-    definite = eigenvalues[0] > 1e-13 * eigenvalues[-1]
-    gain = float(slope @ np.linalg.solve(hessian, slope) / 2) if definite else np.nan
-    F, floor = float(here.value[0]), 5e-31 * data.weight.sum()
-    near = found.value <= F * (1 + 1e-8) + floor
-    others = np.sort(found.value[found.converged & ~near])
-    gaps = others / max(F, floor) - 1
-    minima = 1 + int(np.sum(np.diff(others, prepend=0.0) > 1e-8 * others))
     exponents = theta[0, 3:]
     edges = [*gone, *((exponents < EDGES[0]) | (exponents > EDGES[1]))]
-    return Certificate(
-        float(gradient.max()), gain / max(F, floor),
-        float(eigenvalues[-1] / eigenvalues[0]) if definite else np.inf,
-        tried, float(np.sum(near) / tried), minima, float(gaps[0]) if gaps.size else None,
-        tuple(name for name, edge in zip(("A", "B", "E", "alpha", "beta"), edges, strict=True) if edge),
-        bool(found.converged[best]),
-    )
+    return certify(derivatives(theta, problems(data), shape), pulls, ~gone[[0, 1, 2, 0, 1]],
+                   tuple(name for name, edge in zip(NAMES, edges, strict=True) if edge), found, best, tried,
+                   5e-31 * data.weight.sum())

@@ -37,7 +37,7 @@ class Minimum(NamedTuple):
 
 def minimise(
     derivatives: Callable[[np.ndarray, np.ndarray], Derivatives], start: np.ndarray, *,
-    floor: np.ndarray, free: np.ndarray | None = None, tolerance: float = 1e-12,
+    floor: np.ndarray, free: np.ndarray | None = None, tolerance: float = 1e-12, rounds: int = ROUNDS,
 ) -> Minimum:
     """derivatives(theta [r,p], rows [r]) evaluates the problems numbered `rows`; start [R,p].
 
@@ -52,7 +52,7 @@ def minimise(
     here = derivatives(theta, rows)
     value[:] = here.value
     rows, here = rows[np.isfinite(value)], here.at(np.isfinite(value))
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         if not rows.size:
             break
         step, promise, definite = _step(here, damping[rows], free[rows])

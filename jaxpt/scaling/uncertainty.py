@@ -4,12 +4,17 @@ The inverse Hessian is no standard error here: most residuals lie on the linear 
 counts curvature that is not there. Intervals are percentiles of refits (Efron & Tibshirani 1993) or profiles.
 """
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from jaxpt.scaling.chinchilla import Data, Fit, derivatives, jacobian, parameters, problems, solve, terms
-from jaxpt.scaling.robust import huber
+from jaxpt.scaling import chinchilla
+from jaxpt.scaling.robust import expected_curvature, penalty, threshold
+
+if TYPE_CHECKING:
+    from jaxpt.scaling import general
+
+    Fit = chinchilla.Fit | general.Fit  # p unknowns: 5 of the closed form, or those of a law in the table
 
 RESAMPLES = ("case", "cluster", "residual", "wild")
 CHI_SQUARE_95 = 3.841458820694124  # 95% point, one degree of freedom
@@ -17,7 +22,7 @@ CHI_SQUARE_95 = 3.841458820694124  # 95% point, one degree of freedom
 
 class Refits(NamedTuple):
     kind: str
-    params: np.ndarray  # [B,5]
+    params: np.ndarray  # [B,p]
     value: np.ndarray  # [B] each refit's own objective
     converged: np.ndarray  # [B] bool
 
@@ -29,7 +34,7 @@ class Spread(NamedTuple):
 
 
 def draws(
-    fit: Fit, kind: str, count: int, seed: int, cluster: np.ndarray | None = None,
+    fit: "Fit", kind: str, count: int, seed: int, cluster: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
     """`count` resampled data sets, as the arguments `weight` or `y` [count,n] of `solve`.
 
@@ -62,16 +67,16 @@ def _groups(labels: np.ndarray) -> tuple[int, np.ndarray]:
     return names.size, codes.reshape(-1)
 
 
-def refits(fit: Fit, kind: str, count: int, seed: int, cluster: np.ndarray | None = None) -> Refits:
+def refits(fit: "Fit", kind: str, count: int, seed: int, cluster: np.ndarray | None = None) -> Refits:
     """Every resampled data set fitted, from the optimum of all the data through the same thresholds. The way
     from the widest one's optimum to the next is foretold by that of all the data."""
     drawn = draws(fit, kind, count, seed, cluster)
     wide, rest = fit.deltas[:1], fit.deltas[1:]
-    start = solve(fit.data, fit.theta[None], wide).theta
-    found = solve(fit.data, np.broadcast_to(start, (count, 5)), wide, **drawn, tolerance=0.1 if rest else 1e-10)
+    start = fit.solve(fit.theta[None], wide).theta
+    found = fit.solve(np.repeat(start, count, axis=0), wide, **drawn, tolerance=0.1 if rest else 1e-10)
     if rest:
-        found = solve(fit.data, found.theta + (fit.theta - start), rest, **drawn, tolerance=1e-10)
-    return Refits(kind, parameters(found.theta, fit.data.centre), found.value, found.converged)
+        found = fit.solve(found.theta + (fit.theta - start), rest, **drawn, tolerance=1e-10)
+    return Refits(kind, fit.parameters(found.theta), found.value, found.converged)
 
 
 def spread(samples: np.ndarray) -> Spread:
@@ -84,42 +89,49 @@ def spread(samples: np.ndarray) -> Spread:
         return Spread(np.std(samples, axis=0, ddof=1), low, high)
 
 
-def dispersion(fit: Fit, J: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(s [5], se [5]) of the unknowns that J [5,n] belongs to: 2 (F(theta_k) - F_min) / s_k ~ chi^2 on one
-    degree of freedom, F minimised over the others, whether or not all runs are equally noisy.
-
-    With H = sum w E[rho''] J J^T and K = sum w^2 rho'^2 J J^T, se^2 is the diagonal of H^-1 K H^-1 (Huber 1967)
-    and s its ratio to the diagonal of H^-1. E[rho''] is the share of residuals within delta; where a kernel's
-    bandwidth is wider than delta, the share within that, taken as evenly spread (Powell 1984).
-    """
-    r, w, delta = fit.residuals, fit.data.weight, fit.deltas[-1]
-    window = max(delta, 1.06 * np.median(np.abs(r)) / 0.6745 * r.size ** -0.2, 1e-15)
-    slope = w * (np.abs(r) <= window) * min(1.0, delta / window)
-    noise = (w * huber(r, delta).psi) ** 2 * r.size / max(r.size - 5, 1)
-    inverse = np.linalg.pinv((J * slope) @ J.T, hermitian=True)
-    variance = np.maximum(np.diag(inverse @ (J * noise) @ J.T @ inverse), 0.0)
+def dispersion(fit: "Fit", J: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(s [p], se [p]) of the unknowns that J [p,n] belongs to: 2 (F(theta_k) - F_min) / s_k ~ chi^2 on one
+    degree of freedom, F minimised over the others, whether or not all runs are equally noisy: se^2 is the sandwich's
+    diagonal and s its ratio to the diagonal of H^-1."""
+    inverse, covariance = sandwich(fit, J)
+    variance = np.maximum(np.diag(covariance), 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.nan_to_num(variance / np.diag(inverse)), np.sqrt(variance)
 
 
-def information(fit: Fit) -> tuple[np.ndarray, np.ndarray]:
-    """(J [5,n], sum_i w_i J_i J_i^T [5,5]) at the optimum."""
-    J = jacobian(terms(fit.theta[None], fit.data.n, fit.data.d)[1], fit.data.n, fit.data.d)[0]
+def sandwich(fit: "Fit", J: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(H^-1, H^-1 K H^-1) [p,p] of the unknowns that J [p,n] belongs to (Huber 1967).
+
+    H = sum w E[rho''] J J^T and K = sum w^2 rho'^2 J J^T. For Huber's loss E[rho''] is the share of residuals within
+    delta; where a kernel's bandwidth is wider than delta, the share within that, taken as evenly spread (Powell 1984).
+    """
+    r, w, shape = -fit.residuals, fit.data.weight, fit.deltas[-1]
+    window = max(threshold(shape), 1.06 * np.median(np.abs(r)) / 0.6745 * r.size ** -0.2, 1e-15)
+    slope = w * expected_curvature(r, shape, window)
+    noise = (w * penalty(r, shape).psi) ** 2 * r.size / max(r.size - int(np.sum(fit.free)), 1)
+    inverse = np.linalg.pinv((J * slope) @ J.T, hermitian=True)
+    return inverse, inverse @ (J * noise) @ J.T @ inverse
+
+
+def information(fit: "Fit") -> tuple[np.ndarray, np.ndarray]:
+    """(J [p,n], sum_i w_i J_i J_i^T [p,p]) at the optimum."""
+    J = fit.slopes
     return J, (J * fit.data.weight) @ J.T
 
 
-def leverage(fit: Fit) -> np.ndarray:
+def leverage(fit: "Fit") -> np.ndarray:
     """[n] in data's order: w_i J_i^T (sum w J J^T)^-1 J_i; they add up to the number of parameters determined."""
     J, gram = information(fit)
     return fit.data.weight * np.einsum("pn,pq,qn->n", J, np.linalg.pinv(gram, hermitian=True), J)
 
 
-def correlation(refitted: Refits) -> np.ndarray:
-    """[5,5] over refits, of log A, log B, E, alpha, beta."""
+def correlation(fit: "Fit", refitted: Refits) -> np.ndarray:
+    """[p,p] over refits, of the logarithm of the parameters that `fit.logged` names, and of the others."""
     with np.errstate(all="ignore"):
-        values = np.concatenate([np.log(refitted.params[:, :2]), refitted.params[:, 2:]], axis=1)
+        values = np.where(fit.logged, np.log(np.where(fit.logged, refitted.params, 1.0)), refitted.params)
         values = values[np.all(np.isfinite(values), axis=1)]
-        return np.corrcoef(values.T) if len(values) > 1 else np.full((5, 5), np.nan)
+        p = len(fit.names)
+        return np.corrcoef(values.T).reshape(p, p) if len(values) > 1 else np.full((p, p), np.nan)
 
 
 class Without(NamedTuple):
@@ -127,51 +139,56 @@ class Without(NamedTuple):
 
     what: str
     n: int
-    params: np.ndarray  # [5]
+    params: np.ndarray  # [p]
 
 
-def stability(fit: Fit) -> list[Without]:
-    """Refits without the extreme runs: by loss and by compute (N D)."""
-    by_loss, by_size = (np.argsort(x, kind="stable") for x in (fit.data.y, fit.data.n + fit.data.d))
-    n = by_loss.size
+def stability(fit: "Fit") -> list[Without]:
+    """Refits without the extreme runs: by what was measured, and by what `fit.size` names."""
+    what, size = fit.size
+    by_loss, by_size = (np.argsort(x, kind="stable") for x in (fit.data.y, size))
+    n, (one, many) = by_loss.size, fit.measured
     tenth = max(1, n // 10)
-    cases = [("the highest loss", by_loss[-1:]), ("the 5 highest losses", by_loss[-5:]),
-             ("the 5 lowest losses", by_loss[:5]), ("the tenth with most compute", by_size[-tenth:]),
-             ("the tenth with least compute", by_size[:tenth])]
-    cases = [(what, rows) for what, rows in cases if n - rows.size > 5]
+    cases = [(f"the highest {one}", by_loss[-1:]), (f"the 5 highest {many}", by_loss[-5:]),
+             (f"the 5 lowest {many}", by_loss[:5]), (f"the tenth with most {what}", by_size[-tenth:]),
+             (f"the tenth with least {what}", by_size[:tenth])]
+    cases = [(what, rows) for what, rows in cases if n - rows.size > fit.free.sum()]
     if not cases:
         return []
     weight = np.repeat(fit.data.weight[None], len(cases), axis=0)
     for row, (_, rows) in zip(weight, cases, strict=True):
         row[rows] = 0.0
-    found = solve(fit.data, np.broadcast_to(fit.theta, (len(cases), 5)), fit.deltas, weight=weight)
-    params = parameters(found.theta, fit.data.centre)
+    params = fit.parameters(fit.solve(np.repeat(fit.theta[None], len(cases), axis=0), fit.deltas, weight=weight).theta)
     return [Without(what, n - rows.size, p) for (what, rows), p in zip(cases, params, strict=True)]
 
 
-def profile_intervals(fit: Fit) -> np.ndarray:
-    """[5,2]: the 95% profile-likelihood intervals of A, B, E, alpha, beta; 0, -inf or inf where the objective
-    never rises enough."""
-    (log_N, log_D), data = fit.data.centre, fit.data
-    plain = data._replace(centre=np.zeros(2), n=data.n + log_N, d=data.d + log_D)
+def profile_intervals(fit: "Fit") -> np.ndarray:
+    """[p,2]: the 95% profile-likelihood intervals of the parameters; 0, -inf or inf where the objective never
+    rises enough."""
+    if not isinstance(fit, chinchilla.Fit):
+        ends = _profile(fit, tuple(np.flatnonzero(fit.free)))
+        return np.sort(fit.parameters(ends.T), axis=0).T
+    centre = fit.data.centre
     at_zero = fit.theta.copy()  # the same law about log N = log D = 0, where a = log A
-    at_zero[:2] += fit.theta[3:] * fit.data.centre
-    limits = np.concatenate([_profile(fit, plain, at_zero, (0, 1)), _profile(fit, data, fit.theta, (2, 3, 4))])
+    at_zero[:2] += fit.theta[3:] * centre
+    plain = fit.data._replace(centre=np.zeros(2), n=fit.data.n + centre[0], d=fit.data.d + centre[1])
+    limits = np.concatenate([_profile(fit._replace(data=plain, theta=at_zero), (0, 1))[:2],
+                             _profile(fit, (2, 3, 4))[2:]])
     with np.errstate(over="ignore"):
         limits[:3] = np.exp(limits[:3])
     return limits
 
 
-def _profile(fit: Fit, data: Data, theta: np.ndarray, unknowns: tuple[int, ...]) -> np.ndarray:
-    """[K,2] limits of the unknowns: where sqrt(2 (F - F_min) / s) = 1.96, by a bracketed secant."""
-    deltas = fit.deltas[-1:]
-    F = derivatives(theta[None], problems(data), deltas[0]).value[0]
-    s, se = dispersion(fit, jacobian(terms(theta[None], data.n, data.d)[1], data.n, data.d)[0])
+def _profile(fit: "Fit", unknowns: tuple[int, ...]) -> np.ndarray:
+    """[p,2] limits of the unknowns: where sqrt(2 (F - F_min) / s) = 1.96, by a bracketed secant; where they are
+    now for those that `unknowns` does not name."""
+    limits, theta, deltas = np.repeat(fit.theta[:, None], 2, axis=1), fit.theta, fit.deltas[-1:]
+    if np.max(np.abs(fit.residuals)) < 1e-12 or not unknowns:  # an exact fit has no width to show
+        return limits
+    F = np.sum(fit.data.weight * penalty(-fit.residuals, deltas[0]).rho)
+    s, se = dispersion(fit, fit.slopes)
     which, sign = np.repeat(unknowns, 2), np.tile([-1.0, 1.0], len(unknowns))
     rows, s = np.arange(which.size), np.maximum(s, 1e-3 * s.max())[which]  # 0 where nothing depends on it
-    if np.max(np.abs(fit.residuals)) < 1e-12:  # an exact fit has no width to show
-        return theta[which].reshape(-1, 2)
-    free = np.ones((rows.size, 5), bool)
+    free = np.repeat(fit.free[None], rows.size, axis=0)
     free[rows, which] = False
     warm = np.repeat(theta[None], rows.size, axis=0)
 
@@ -179,7 +196,7 @@ def _profile(fit: Fit, data: Data, theta: np.ndarray, unknowns: tuple[int, ...])
         """sqrt(2 (F - F_min) / s) - 1.96 with the unknown held `offset` away; remembers where others went."""
         start = warm.copy()
         start[rows, which] = theta[which] + sign * offset
-        found = solve(data, start, deltas, free=free, tolerance=1e-8)
+        found = fit.solve(start, deltas, free=free, tolerance=1e-8)
         warm[:] = np.where(found.converged[:, None], found.theta, warm)
         return np.sqrt(2 * np.maximum(found.value - F, 0) / s) - np.sqrt(CHI_SQUARE_95)
 
@@ -203,4 +220,5 @@ def _profile(fit: Fit, data: Data, theta: np.ndarray, unknowns: tuple[int, ...])
         above = f > 0
         f_low, f_high = (np.where(above, f_low / 2, f), np.where(above, f, f_high / 2))
         low, high = np.where(above, low, middle), np.where(above, middle, high)
-    return (theta[which] + sign * np.where(open_ended, np.inf, middle)).reshape(-1, 2)
+    limits[which, (sign > 0).astype(int)] = theta[which] + sign * np.where(open_ended, np.inf, middle)
+    return limits

@@ -1,0 +1,77 @@
+"""Elementary functions of NumPy and JAX arrays alike: a law is written once, and evaluated without importing
+jax where nothing is to be differentiated."""
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)  # B_2k / (2k (2k - 1))
+
+
+def _of(*values: Any) -> ModuleType:
+    jax = sys.modules.get("jax")
+    return jax.numpy if jax is not None and any(isinstance(value, jax.Array) for value in values) else np
+
+
+def exp(x: Any) -> Any:
+    return _of(x).exp(x)
+
+
+def log(x: Any) -> Any:
+    return _of(x).log(x)
+
+
+def log10(x: Any) -> Any:
+    return _of(x).log10(x)
+
+
+def power(x: Any, a: Any) -> Any:
+    """x^a for x > 0 as exp(a log x): with its derivatives half the time of pow, and less to compile."""
+    return exp(a * log(x))
+
+
+def sqrt(x: Any) -> Any:
+    return _of(x).sqrt(x)
+
+
+def log1p(x: Any) -> Any:
+    return _of(x).log1p(x)
+
+
+def logaddexp(x: Any, y: Any) -> Any:
+    return _of(x, y).logaddexp(x, y)
+
+
+def minimum(x: Any, y: Any) -> Any:
+    return _of(x, y).minimum(x, y)
+
+
+def maximum(x: Any, y: Any) -> Any:
+    return _of(x, y).maximum(x, y)
+
+
+def clip(x: Any, low: Any, high: Any) -> Any:
+    return _of(x, low, high).clip(x, low, high)
+
+
+def where(condition: Any, x: Any, y: Any) -> Any:
+    return _of(condition, x, y).where(condition, x, y)
+
+
+def log_rise(x: Any, a: Any) -> Any:
+    """log Gamma(x + a) - log Gamma(x) for x, a > 0 to about 1e-15, however large x is: Stirling's series at x + 8,
+    and back by the recurrence."""
+    x = np.zeros(()) + x + 0.0 * a
+    a = a + 0.0 * x  # of one shape, because one more axis follows
+    up = x + 8.0
+    back = log1p(a[..., None] / (x[..., None] + np.arange(8.0)[(None,) * x.ndim])).sum(axis=-1)
+    return (up - 0.5) * log1p(a / up) + a * (log(up + a) - 1) + _stirling(up + a) - _stirling(up) - back
+
+
+def _stirling(x: Any) -> Any:
+    z, series = 1 / x, 0.0
+    for b in STIRLING[::-1]:
+        series = series * z * z + b
+    return series * z
