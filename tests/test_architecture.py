@@ -26,9 +26,10 @@ BELOW = {  # room -> what it may import besides itself
     "scaling": {"types", "ops"},
     "rollout": {"types", "ops", "models", "objectives", "envs", "data"},
     "train": {"types", "ops", "models", "objectives", "envs", "data", "rollout"},
+    "verify": {"types", "ops", "objectives"},
     "lab": {"types", "ops", "models", "objectives", "envs", "data", "scaling", "rollout", "train"},
-    "experiments": {"types", "ops", "models", "objectives", "envs", "data", "scaling", "rollout", "train", "lab"},
-    "cli": {"types", "ops", "models", "objectives", "envs", "data", "scaling", "rollout", "train", "lab", "experiments", "errata"},
+    "experiments": {"types", "ops", "models", "objectives", "envs", "data", "scaling", "rollout", "train", "lab", "verify"},
+    "cli": {"types", "ops", "models", "objectives", "envs", "data", "scaling", "rollout", "train", "lab", "experiments", "errata", "verify"},
 }
 
 

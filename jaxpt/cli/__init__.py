@@ -17,8 +17,11 @@ usage: jaxpt COMMAND ...
   run NAME [options] [--field value ...]
                                     run an experiment: seeds, curves, claims, report
   describe ROW [--vs ROW] [--json]  an objective's formula with all its constants, or how two rows differ
-  fit FILE [--law chinchilla] [options]
+  fit FILE [--law NAME] [options]
                                     fit a scaling law to a table of runs: parameters, intervals, frontier
+
+  verify TARGET --family F [options]
+                                    check anybody's loss, in jax, numpy or torch, against a catalogue of laws
 
   jaxpt COMMAND --help says more; jaxpt --version prints the version."""
 
@@ -72,8 +75,10 @@ def _dispatch(words: list[str]) -> int:
         from jaxpt.cli.tables import describe_command as handler
     elif command == "fit":
         from jaxpt.cli.fit import fit_command as handler
+    elif command == "verify":
+        from jaxpt.cli.verify import verify_command as handler
     else:
-        raise UserError(f"command {command!r} is unknown: {expected(command, ['list', 'run', 'describe', 'fit'])}")
+        raise UserError(f"command {command!r} is unknown: {expected(command, ['list', 'run', 'describe', 'fit', 'verify'])}")
     return handler(rest)
 
 

@@ -7,13 +7,14 @@ from jaxpt import errata
 from jaxpt.cli.options import Option, help_text, no_more, split
 from jaxpt.lab import catalogue
 from jaxpt.lab.errors import UserError, expected
+from jaxpt.verify import matrix
 
 KINDS = {  # kind -> () -> [(name, summary)]; a kind without a room yet is empty
     "experiments": lambda: [(entry.name, entry.question) for entry in catalogue.experiments()],
     "objectives": catalogue.objectives,
     "envs": catalogue.environments,
-    "laws": list,
-    "invariants": list,
+    "laws": catalogue.laws,
+    "invariants": lambda: [(row["name"], matrix.words(row)) for row in matrix.records()],
     "errata": lambda: [(row.name, errata.words(row)) for row in errata.ERRATA],
 }
 LIST = {"--json": Option(None, False, "for machines"), "--help": Option(None, False, "this text")}
@@ -52,6 +53,10 @@ def _records(kind: str) -> list[dict]:
         return [record(row) for row in ROWS.values()]
     if kind == "errata":
         return [errata.record(row) for row in errata.ERRATA]
+    if kind == "invariants":
+        return matrix.records()
+    if kind == "laws":
+        return catalogue.law_records()
     return [{"name": name, "summary": summary} for name, summary in KINDS[kind]()]
 
 

@@ -1,0 +1,74 @@
+"""The verifier on functions in torch: autograd, in-place writes, pairs of a loss and extras."""
+
+import pytest
+
+from jaxpt.verify import check
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.peers
+
+
+def ppo(logp, old_logp, advantages, mask, eps=0.2):
+    on, zero = mask > 0, torch.zeros_like(logp)
+    change = (torch.where(on, logp, zero) - torch.where(on, old_logp, zero)).clamp(-20, 20)
+    ratio, advantages = change.exp(), torch.where(on, advantages, zero)
+    per_token = -torch.minimum(ratio * advantages, ratio.clamp(1 - eps, 1 + eps) * advantages)
+    return per_token.sum() / on.sum().clamp(min=1), {"ratio": ratio.mean()}
+
+
+def dual_clip_always(logp, old_logp, advantages, mask):
+    advantages *= mask
+    ratio = (logp - old_logp).exp()
+    per_token = -torch.maximum(torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages), 3 * advantages)
+    return ((per_token * mask).sum(-1) / mask.sum(-1)).mean()
+
+
+def dpo(chosen, rejected, ref_chosen, ref_rejected, beta=0.1):
+    return -torch.nn.functional.logsigmoid(beta * ((chosen - ref_chosen) - (rejected - ref_rejected)))
+
+
+def log_of_sigmoid(chosen, rejected, ref_chosen, ref_rejected, beta=0.1):
+    return -torch.log(torch.sigmoid(beta * ((chosen - ref_chosen) - (rejected - ref_rejected)))).mean()
+
+
+def gae(rewards, values, mask, gamma, lam):
+    out, after, ahead = torch.zeros_like(rewards), torch.zeros(len(rewards)), torch.zeros(len(rewards))
+    for t in reversed(range(rewards.shape[1])):
+        on = mask[:, t] > 0
+        now = rewards[:, t] + gamma * after - values[:, t] + gamma * lam * ahead
+        after, ahead = torch.where(on, values[:, t], after), torch.where(on, now, ahead)
+        out[:, t] = torch.where(on, now, torch.zeros_like(now))
+    return out
+
+
+def dropout(per_token, mask):
+    return torch.nn.functional.dropout(torch.where(mask > 0, per_token, torch.zeros_like(per_token))).sum()
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("fn, family, claims", [
+    (ppo, "policy_loss", ("token_mean", "homogeneous")),
+        (dpo, "preference", ("log2_at_margin_0", "monotone", "log_ratios_only")),
+    (gae, "gae", ("masked_reward_dropped",)),
+])
+def test_right_functions(fn, family, claims, seed):
+    check(fn, family, claim=claims, framework="torch", examples=60, seed=seed).assert_ok()
+
+
+@pytest.mark.parametrize("fn, family, expected", [
+    (dual_clip_always, "policy_loss", {"mask_poison", "all_masked", "inputs_untouched", "finite", "on_policy"}),
+    (log_of_sigmoid, "preference", {"finite"}), (dropout, "aggregate", {"same_twice"}),
+])
+def test_wrong_functions(fn, family, expected):
+    assert expected <= set(check(fn, family, framework="torch", examples=60).broken)
+
+
+def test_bool_masks_float64_and_declared_constants():
+    options = dict(framework="torch", examples=12, mask="bool", dtype="float64")
+    check(ppo, "policy_loss", **options).assert_ok()
+    report = check(ppo, "policy_loss", claim=("declared_constants",), **options)
+    assert set(report.broken) == {"declared_constants"}  # nothing is detached in it
+
+
+def test_the_framework_is_guessed():
+    assert check(dpo, "preference", examples=4).framework == "torch"
