@@ -30,7 +30,6 @@ def test_a_program_is_built_once_and_loaded_as_the_same_function(tmp_path):
 
 def test_what_jax_has_in_a_cache_of_its_own_is_not_stored_again(tmp_path):
     lower().compile()
-    jax.clear_caches()
     program = programs.fetch(tmp_path, "p", lower, wait=False)
     assert not (tmp_path / "p.program").exists()
     assert program(jax.random.key(7), jnp.arange(5.0))[1]["y"].shape == (5,)

@@ -71,9 +71,9 @@ def replicate(N, D, loss, C, rng):
     designs[1] = designs[2] if designs[1] is None else designs[1]
     out = []
     for more in designs:
-        with np.errstate(over="ignore"):  # a fit to 15 runs may be wild; medians are compared
+        with np.errstate(all="ignore"):  # a fit to 15 runs may be wild; medians are compared
             law = ch.law(fitted(np.concatenate([start, more])).params, N[goal], D[goal])
-            out.append(np.sqrt(np.mean(np.log(law / loss[goal]) ** 2)))
+            out.append(np.nan_to_num(np.sqrt(np.mean(np.log(law / loss[goal]) ** 2)), nan=np.inf))
     return out
 
 

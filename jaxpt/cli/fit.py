@@ -77,7 +77,7 @@ OPTIONS = {
     "--objective": Option(one_of("huber", "lad", "lsq", "student", "asymmetric"), "huber",
                           "of residuals: huber (the default), lad, lsq, student, asymmetric"),
     "--delta": Option(positive, 1e-3, "Huber's threshold, Student's scale, on the (log) residual (1e-3)"),
-    "--bootstrap": Option(count, None, "number of refits (4000; 1000 for laws without a closed form); 0 for none"),
+    "--bootstrap": Option(count, None, "number of refits (4000; fewer without a closed form); 0 for none"),
     "--resample": Option(one_of("case", "cluster", "residual", "wild"), None,
                          "case (the default), cluster (with --cluster), residual or wild"),
     "--seed": Option(count, 0, "seed of the refits (0)"),
@@ -217,6 +217,8 @@ def _any_law(path: str, values: dict, resample: str) -> str:
             raise UserError(f"{flag} {values[flag]:g}: only --law chinchilla without --fix and --at has a frontier")
     wanted = Wanted(law.inputs, law.output, law.residual, law.nonnegative, len(law.names) - len(fixed))
     points = _points(path, values, wanted)
+    # A higher level of optimisation takes twice the time to compile and saves nothing here.
+    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=1")
     from jaxpt.scaling import general
     from jaxpt.scaling.study import study_law
 
@@ -231,7 +233,7 @@ def _any_law(path: str, values: dict, resample: str) -> str:
         words = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         raise UserError(f"--law {values['--law']}: a law is written with operators and with jax.numpy; "
                         f"{words}") from None
-    result = study_law(found, cluster=points.cluster, resample=resample, bootstrap=_refits(values, 1000),
+    result = study_law(found, cluster=points.cluster, resample=resample, bootstrap=values["--bootstrap"],
                        seed=values["--seed"], at=at or None)
     return _written(result, points, values)
 

@@ -90,7 +90,7 @@ def _families() -> str:
 
 def _ask(request: dict, limit: int) -> dict:
     """The answer of a child process, which can be ended whatever the function does."""
-    env = {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3", **os.environ}
+    env = {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1", **os.environ}
     # Compilation is most of the time, and the speed of the programs does not matter.
     env["XLA_FLAGS"] = (env.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0").strip()
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [os.getcwd(), *sys.path]))

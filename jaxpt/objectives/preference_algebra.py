@@ -60,8 +60,8 @@ def compose(
 
     def prepare(batch: Mapping[str, Array], *, total=lambda tree: tree, **overrides: float) -> dict:
         constants_with(overrides)
-        masks = _of_pairs(batch["chosen_mask"], batch["rejected_mask"])
-        pairs = jnp.sum(jnp.any(masks[0], axis=1), dtype=jnp.float32)
+        masks, whole = _of_pairs(batch["chosen_mask"], batch["rejected_mask"])
+        pairs = jnp.sum(whole, dtype=jnp.float32)
         return {"totals": total({"pairs": pairs, "chosen_tokens": count(masks[0])})}
 
     def loss(
@@ -69,13 +69,12 @@ def compose(
         ref_chosen_logp=None, ref_rejected_logp=None, chosen_collision=None, rejected_collision=None, **overrides,
     ):
         constants = constants_with(overrides)
-        masks = _of_pairs(chosen_mask, rejected_mask)
+        masks, counts = _of_pairs(chosen_mask, rejected_mask)
         logp = kept((chosen_logp, rejected_logp), masks)
         fixed = {"ref_logp": (ref_chosen_logp, ref_rejected_logp), "collision": (chosen_collision, rejected_collision)}
         ref_logp, collisions = (given(name, need, x, masks) if need in needs else None for need, x in fixed.items())
         ratio = logp if ref_logp is None else tuple(x - ref for x, ref in zip(logp, ref_logp, strict=True))
         chosen, rejected = (apply("shape", z, **constants) for z in scores(constants, ratio, masks))
-        counts = jnp.any(masks[0], axis=1)
         between = [jnp.subtract(*scores(constants, x, masks)) for x in (logp, ref_logp) if margin == "quantile"]
         margins, at = parts["margin"].fn((chosen, rejected), between, counts)
         per_pair = apply("link", Pairs(chosen, rejected, margins), **constants)
@@ -109,10 +108,10 @@ def given(name: str, need: str, values: tuple[Array | None, ...], masks: tuple[A
     return kept(stop(values), masks)
 
 
-def _of_pairs(chosen_mask: Array, rejected_mask: Array) -> tuple[Array, Array]:
-    """The masks, empty where either response of the pair is."""
+def _of_pairs(chosen_mask: Array, rejected_mask: Array) -> tuple[tuple[Array, Array], Array]:
+    """The masks, empty where either response of the pair is, and [B] the pairs of which neither is."""
     whole = jnp.any(chosen_mask > 0, axis=1) & jnp.any(rejected_mask > 0, axis=1)
-    return (chosen_mask > 0) & whole[:, None], (rejected_mask > 0) & whole[:, None]
+    return ((chosen_mask > 0) & whole[:, None], (rejected_mask > 0) & whole[:, None]), whole
 
 
 def _formula(parts: Mapping[str, Part]) -> str:

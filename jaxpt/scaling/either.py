@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)  # B_2k / (2k (2k - 1))
+STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188)  # B_2k / (2k (2k - 1))
 
 
 def _of(*values: Any) -> ModuleType:
@@ -61,13 +61,11 @@ def where(condition: Any, x: Any, y: Any) -> Any:
 
 
 def log_rise(x: Any, a: Any) -> Any:
-    """log Gamma(x + a) - log Gamma(x) for x, a > 0 to about 1e-15, however large x is: Stirling's series at x + 8,
+    """log Gamma(x + a) - log Gamma(x) for x, a > 0 to about 1e-13, however large x is: Stirling's series at x + 8,
     and back by the recurrence."""
-    x = np.zeros(()) + x + 0.0 * a
-    a = a + 0.0 * x  # of one shape, because one more axis follows
     up = x + 8.0
-    back = log1p(a[..., None] / (x[..., None] + np.arange(8.0)[(None,) * x.ndim])).sum(axis=-1)
-    return (up - 0.5) * log1p(a / up) + a * (log(up + a) - 1) + _stirling(up + a) - _stirling(up) - back
+    return ((up - 0.5) * log1p(a / up) + a * (log(up + a) - 1) + _stirling(up + a) - _stirling(up)
+            - log(_eight(x + a) / _eight(x)))
 
 
 def _stirling(x: Any) -> Any:
@@ -75,3 +73,9 @@ def _stirling(x: Any) -> Any:
     for b in STIRLING[::-1]:
         series = series * z * z + b
     return series * z
+
+
+def _eight(x: Any) -> Any:
+    """x (x + 1) ... (x + 7), by pairs."""
+    q = x * (x + 7)
+    return q * (q + 6) * (q + 10) * (q + 12)

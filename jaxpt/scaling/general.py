@@ -23,7 +23,7 @@ from jaxpt.scaling.robust import Shape, continuation, penalty, threshold, value
 
 GUESSES, STARTS = 4096, 16  # points tried, and Newton searches: one from the best of each block of points
 SAMPLE = 64  # runs that the points are tried on
-BLOCK = 12_288  # residuals evaluated at a time
+BLOCK = 2048  # residuals evaluated at a time: a few problems, so that the last ones to arrive do not cost many
 ROUNDS, LONG = 60, 500  # of steps: from every start, and from the best one where it has not arrived
 
 
@@ -70,10 +70,9 @@ def _compared(law: Law, scale: Any, predicted: Any, module: Any) -> Any:
     return predicted / scale if law.residual == "raw" else module.log(predicted)
 
 
-@partial(jax.jit, static_argnums=(0, 1), compiler_options={"xla_backend_optimization_level": 1})
+@partial(jax.jit, static_argnums=(0, 1))
 def _derivatives(law: Law, kind: str | None, scale: Any, theta: Any, x: Any, y: Any, weight: Any, delta: Any) -> tuple:
-    """(F [R], gradient [R,p], Hessian [R,p,p], metric [R,p,p], Jacobian [R,p,n]) at theta [R,p]. A higher level of
-    optimisation takes twice the time to compile and saves nothing here."""
+    """(F [R], gradient [R,p], Hessian [R,p,p], metric [R,p,p], Jacobian [R,p,n]) at theta [R,p]."""
     positive = law.positive.tolist()
 
     def fitted(unknowns: Sequence[Any]) -> Any:
@@ -113,7 +112,7 @@ class _Block(NamedTuple):
 
 
 def block(data: Data) -> _Block:
-    return _Block(data, int(np.clip(BLOCK // data.y.size, 1, 64)))
+    return _Block(data, int(np.clip(BLOCK // data.y.size, 1, STARTS)))
 
 
 def solve(data: Data, start: np.ndarray, deltas: Sequence[Shape], *, y: np.ndarray | None = None,
@@ -253,14 +252,15 @@ def fit(data: Data, objective: str = "huber", delta: float = 1e-3) -> Fit:
     free, deltas = np.isnan(data.held), continuation(objective, delta)
     if data.y.size < free.sum():
         raise ValueError(f"the law has {free.sum()} parameters to fit: {data.y.size} runs cannot determine them")
-    found = solve(data, starts(data), [np.inf], tolerance=1e-4)
-    tried, ended = len(found.value), np.isfinite(found.value)
-    if not ended.any():
+    found = solve(data, starts(data), [np.inf], tolerance=1e-8)
+    tried, ended = len(found.value), np.flatnonzero(np.isfinite(found.value))
+    if not ended.size:
         raise ValueError(f"{data.law.name} has no value or no derivative at any point that was tried")
-    found = solve(data, found.theta[ended], deltas)
+    one, again = _distinct(found.theta[ended], found.value[ended])
+    found = Minimum(*(part[again] for part in solve(data, found.theta[ended[one]], deltas)))
     best = best_of(found)
     if not found.converged[best]:  # a long valley
-        last = solve(data, found.theta[best:best + 1], deltas, rounds=LONG)
+        last = solve(data, found.theta[best][None], deltas, rounds=LONG)
         found = Minimum(*(np.concatenate([some, more]) for some, more in zip(found, last, strict=True)))
         best = best_of(found)
     theta = found.theta[best]
@@ -270,6 +270,13 @@ def fit(data: Data, objective: str = "huber", delta: float = 1e-3) -> Fit:
     with np.errstate(over="ignore"):
         params = parameters(data.law, theta)
     return Fit(data, objective, delta, theta, params, F, _certificate(data, found, best, deltas[-1], tried))
+
+
+def _distinct(theta: np.ndarray, F: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(rows that no earlier one equals, for each row its place among those): from one place there is one way on."""
+    near = np.abs(F[:, None] - F) <= 1e-6 * np.minimum(F[:, None], F) + 1e-25
+    first = np.argmax(near & (np.abs(theta[:, None] - theta).max(axis=2) < 1e-3), axis=1)
+    return np.unique(first, return_inverse=True)
 
 
 def _certificate(data: Data, found: Minimum, best: int, shape: Shape, tried: int) -> Certificate:

@@ -91,8 +91,8 @@ def data_constrained(N, D, U, *, A, B, E, alpha, beta, R_D, R_N):
     """Tokens beyond the U unique ones, and parameters beyond those that U tokens are the best match of, count
     less and less: x = u + u R (1 - exp(-(x / u - 1) / R))."""
     unique = minimum(U, D)
-    G = power(alpha * A / (beta * B), 1 / (alpha + beta))
-    base = minimum(N, power(unique * G, beta / alpha) * G)
+    log_G = (log(alpha * A) - log(beta * B)) / (alpha + beta)
+    base = minimum(N, exp(beta / alpha * (log(unique) + log_G) + log_G))
     tokens = unique * (1 + R_D * (1 - exp(-(D / unique - 1) / R_D)))
     params = base * (1 + R_N * (1 - exp(-(N / base - 1) / R_N)))
     return chinchilla(params, tokens, A=A, B=B, E=E, alpha=alpha, beta=beta)

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from jaxpt.scaling import chinchilla, general
 
 RESIDUALS = 8_000_000  # resampled ones at most: 4000 refits of up to 2000 runs
-LAW_RESIDUALS = 1_000_000  # of a law without a closed form
 
 
 class Study(NamedTuple):
@@ -81,11 +80,14 @@ def study(
 
 
 def study_law(
-    found: "general.Fit", *, cluster: np.ndarray | None = None, resample: str = "case", bootstrap: int = 1000,
-    seed: int = 0, at: Mapping[str, float] | None = None,
+    found: "general.Fit", *, cluster: np.ndarray | None = None, resample: str = "case",
+    bootstrap: int | None = None, seed: int = 0, at: Mapping[str, float] | None = None,
 ) -> Study:
-    """Of a law of the table, fitted; at: the columns of a run to predict."""
-    result = _examine(found, cluster, resample, bootstrap, seed, LAW_RESIDUALS)
+    """Of a law of the table, fitted; bootstrap: by default as many refits, 200 to 1000, as a second or two allows;
+    at: the columns of a run to predict."""
+    if bootstrap is None:
+        bootstrap = int(np.clip(4_000_000 // (found.data.y.size * len(found.names) ** 2), 200, 1000))
+    result = _examine(found, cluster, resample, bootstrap, seed, bootstrap * found.data.y.size)
     warnings = law_cautions(found, result.refits, result.params, result.stability, at)
     result = result._replace(warnings=warnings + result.warnings)
     if at is None:

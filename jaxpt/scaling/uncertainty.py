@@ -192,33 +192,34 @@ def _profile(fit: "Fit", unknowns: tuple[int, ...]) -> np.ndarray:
     free[rows, which] = False
     warm = np.repeat(theta[None], rows.size, axis=0)
 
-    def height(offset: np.ndarray) -> np.ndarray:
-        """sqrt(2 (F - F_min) / s) - 1.96 with the unknown held `offset` away; remembers where others went."""
-        start = warm.copy()
-        start[rows, which] = theta[which] + sign * offset
-        found = fit.solve(start, deltas, free=free, tolerance=1e-8)
-        warm[:] = np.where(found.converged[:, None], found.theta, warm)
-        return np.sqrt(2 * np.maximum(found.value - F, 0) / s) - np.sqrt(CHI_SQUARE_95)
+    def height(offset: np.ndarray, on: np.ndarray) -> np.ndarray:
+        """sqrt(2 (F - F_min) / s) - 1.96 with the unknown held `offset` away, of the rows `on`; remembers where the
+        others went."""
+        start = warm[on]
+        start[np.arange(on.size), which[on]] = theta[which[on]] + sign[on] * offset[on]
+        found = fit.solve(start, deltas, free=free[on], tolerance=1e-8)
+        warm[on] = np.where(found.converged[:, None], found.theta, start)
+        return np.sqrt(2 * np.maximum(found.value - F, 0) / s[on]) - np.sqrt(CHI_SQUARE_95)
 
     low, f_low = np.zeros(rows.size), np.full(rows.size, -np.sqrt(CHI_SQUARE_95))
-    high = np.maximum(np.sqrt(CHI_SQUARE_95) * se[which], 1e-12)
-    f_high = height(high)
+    high, f_high = np.maximum(np.sqrt(CHI_SQUARE_95) * se[which], 1e-12), np.empty(rows.size)
+    f_high[:] = height(high, rows)
     for _ in range(12):
-        short = f_high < 0
-        if not short.any():
+        on = np.flatnonzero(f_high < 0)
+        if not on.size:
             break
-        low, f_low = np.where(short, high, low), np.where(short, f_high, f_low)
-        high = np.where(short, 2 * high, high)
-        f_high = height(high)
-    open_ended = f_high < 0
+        low[on], f_low[on], high[on] = high[on], f_high[on], 2 * high[on]
+        f_high[on] = height(high, on)
+    open_ended, middle = f_high < 0, high.copy()
+    on = np.flatnonzero(~open_ended)
     for _ in range(12):
-        with np.errstate(invalid="ignore", divide="ignore"):
-            middle = np.where(open_ended, high, (low * f_high - high * f_low) / (f_high - f_low))
-        f = height(middle)
-        if np.all(open_ended | (np.abs(f) < 1e-4)):
+        if not on.size:
             break
-        above = f > 0
-        f_low, f_high = (np.where(above, f_low / 2, f), np.where(above, f, f_high / 2))
-        low, high = np.where(above, low, middle), np.where(above, middle, high)
+        middle[on] = (low[on] * f_high[on] - high[on] * f_low[on]) / (f_high[on] - f_low[on])
+        f = height(middle, on)
+        above, below = on[f > 0], on[f <= 0]
+        f_low[above], f_high[above], high[above] = f_low[above] / 2, f[f > 0], middle[above]
+        f_high[below], f_low[below], low[below] = f_high[below] / 2, f[f <= 0], middle[below]
+        on = on[np.abs(f) >= 1e-4]
     limits[which, (sign > 0).astype(int)] = theta[which] + sign * np.where(open_ended, np.inf, middle)
     return limits
