@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from jaxpt.objectives.distillation import ROWS, annealed, minillm_long_term
+from jaxpt.objectives.distillation import ROWS, annealed, distribution, kl_to_mixture, minillm_long_term
 from jaxpt.types import bare_trajectory
 
 B, T, V = 4, 3, 5
@@ -405,3 +405,17 @@ def test_what_is_often_written_does_not_end_at_its_end():
     written = lambda g: 0.9 * g + 0.1 * (1 - g)  # noqa: E731
     assert written(0.9) == pytest.approx(0.82) and written(0.01) == pytest.approx(0.108)
     assert float(annealed(jnp.float32(60), 60, 0.9, 0.1, 0.9)) == pytest.approx(0.1)
+
+
+@given(seed=st.integers(0, 2**31 - 1), size=st.floats(1e-4, 0.3), share=st.floats(0.01, 1.0))
+def test_near_equality_a_divergence_keeps_its_digits(seed, size, share):
+    """Where the difference would cancel, a series of six terms stands: against float64, to float32's digits."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(0, 1.5, 8)
+    near = (logits + rng.uniform(-size, size, 8)).astype(np.float32)
+    logp, logq = (x - np.log(np.exp(x).sum()) for x in (near.astype(np.float64), np.float32(logits).astype(np.float64)))
+    p, q = np.exp(logp), np.exp(logq)
+    x = np.float64(np.float32(share)) * np.expm1(logp - logq)
+    exact = np.sum(q * (x - np.log1p(x))) / np.float64(np.float32(share))
+    got = kl_to_mixture(*(distribution(jnp.asarray(z, jnp.float32)) for z in (logits, near)), np.float32(share))
+    np.testing.assert_allclose(got, exact, rtol=3e-5 + 2e-6 / size, atol=1e-12)
