@@ -60,7 +60,7 @@ def _usual(x: Example) -> Example:
     x = _level(x)
     chosen, rejected = _pairs(x)
     size = np.linspace(1.0, 1.2, x[chosen].shape[1]).reshape(1, -1, *(1,) * (x[chosen].ndim - 2))
-    return {**x, chosen: x[chosen] - 0.2 * size, rejected: x[rejected] - 0.5 * size}
+    return {**x, chosen: x[chosen] - 0.2 * size, rejected: x[rejected] - 0.3 * size}
 
 
 def _total(v: np.ndarray) -> np.ndarray:
