@@ -34,7 +34,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxpt.lab.errors import multiples, within
-from jaxpt.lab.experiment import Claim, Experiment, Panel, Stage, Tier
+from jaxpt.lab.experiment import Claim, Experiment, Panel, Stage, Tier, per_arm
 from jaxpt.lab.report import cell
 from jaxpt.lab.statistics import over
 from jaxpt.models import ModelConfig
@@ -208,10 +208,6 @@ CLAIMS = (
         control_name="clip-higher in its place", control=effect(difference(truncated), "clip"),
     ),
 )
-
-
-def per_arm(metric: str, arms: dict[str, str]) -> dict[str, str]:
-    return {label: f"{arm}/{metric}" for label, arm in arms.items()}
 
 
 RUNGS = dict(zip(("GRPO", "+ filter", "+ clip-higher", "+ penalty", "+ token loss", "DAPO"), LADDER, strict=True))

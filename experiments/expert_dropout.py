@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass, replace
 
 from jaxpt.lab.errors import multiples, within
-from jaxpt.lab.experiment import Claim, Experiment, Panel, Stage, Tier
+from jaxpt.lab.experiment import Claim, Experiment, Panel, Stage, Tier, per_arm
 from jaxpt.lab.report import cell
 from jaxpt.lab.statistics import last
 from jaxpt.models import ModelConfig, MoeConfig
@@ -95,14 +95,10 @@ CLAIMS = (
 ARMS = {"none off": "all", "a tenth off": "tenth", "three tenths off": "third", "jitter": "jitter"}
 
 
-def per_arm(metric: str) -> dict[str, str]:
-    return {label: f"{arm}/{metric}" for label, arm in ARMS.items()}
-
-
 PANELS = (
-    Panel("Excess, all alive", per_arm("held"), "nats per token", "update"),
-    Panel("Excess, one expert dead", per_arm("killed"), "nats per token", "update"),
-    Panel("Violation of the worst layer", per_arm("load_violation"), "MaxVio", "update"),
+    Panel("Excess, all alive", per_arm("held", ARMS), "nats per token", "update"),
+    Panel("Excess, one expert dead", per_arm("killed", ARMS), "nats per token", "update"),
+    Panel("Violation of the worst layer", per_arm("load_violation", ARMS), "MaxVio", "update"),
 )
 
 SWEEP = ({"learning_rate": ((4e-3, 8e-3, 1.6e-2), "all/fit")},)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxpt.lab.errors import expected, multiples, within
-from jaxpt.lab.experiment import Claim, Experiment, Panel, Stage, Tier
+from jaxpt.lab.experiment import Claim, Experiment, Panel, Stage, Tier, per_arm
 from jaxpt.lab.statistics import last
 from jaxpt.models import ModelConfig
 from jaxpt.objectives import policy
@@ -162,18 +162,14 @@ CLAIMS = (
 ARMS = {"more SFT": "sft", "GRPO": "grpo", "GRPO, coin": "coin"}
 
 
-def per_arm(metric: str) -> dict[str, str]:
-    return {name: f"{arm}/{metric}" for name, arm in ARMS.items()}
-
-
 SPENT = "product FLOPs after the fork"
 PANELS = (
-    Panel("Success at T = 1", per_arm("sampled_gold"), "success", SPENT, per_arm("flops")),
-    Panel("Greedy success", per_arm("greedy_gold"), "success", SPENT, per_arm("flops")),
+    Panel("Success at T = 1", per_arm("sampled_gold", ARMS), "success", SPENT, per_arm("flops", ARMS)),
+    Panel("Greedy success", per_arm("greedy_gold", ARMS), "success", SPENT, per_arm("flops", ARMS)),
     Panel(
         "Groups without signal", {"GRPO": "grpo/no_signal", "GRPO, coin": "coin/no_signal"}, "share of rows", "update",
     ),
-    Panel("Entropy of the policy", per_arm("entropy"), "nats per token", "update"),
+    Panel("Entropy of the policy", per_arm("entropy", ARMS), "nats per token", "update"),
     Panel("The start: imitation", {"T = 1": "start/sampled_gold", "greedy": "start/greedy_gold"}, "success", "update"),
     Panel(
         "Twin: exact J", {"more SFT": "twin_sft/J", "GRPO": "twin_grpo/J", "GRPO, coin": "twin_coin/J"}, "J", "update",

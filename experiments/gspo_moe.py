@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from jaxpt.lab.errors import multiples, within
-from jaxpt.lab.experiment import Claim, Experiment, Panel, Stage, Tier
+from jaxpt.lab.experiment import Claim, Experiment, Panel, Stage, Tier, per_arm
 from jaxpt.lab.report import cell
 from jaxpt.lab.statistics import over
 from jaxpt.models import ModelConfig, MoeConfig
@@ -134,15 +134,11 @@ CLAIMS = (
 NAMES = {"GRPO": "grpo", "GRPO, replay": "grpo_replay", "GSPO": "gspo", "GSPO, replay": "gspo_replay", "GRPO, coin": "coin"}
 
 
-def per_arm(metric: str) -> dict[str, str]:
-    return {label: f"{arm}/{metric}" for label, arm in NAMES.items()}
-
-
 PANELS = (
-    Panel("Success at T = 1", per_arm("sampled_gold"), "success", "batch"),
-    Panel("Choices of experts that have changed", per_arm("route_flips"), "share", "batch"),
-    Panel("Tokens' log-ratios", per_arm("log_ratio_square"), "mean square", "batch"),
-    Panel("Clipped tokens", per_arm("clip_fraction"), "share", "batch"),
+    Panel("Success at T = 1", per_arm("sampled_gold", NAMES), "success", "batch"),
+    Panel("Choices of experts that have changed", per_arm("route_flips", NAMES), "share", "batch"),
+    Panel("Tokens' log-ratios", per_arm("log_ratio_square", NAMES), "mean square", "batch"),
+    Panel("Clipped tokens", per_arm("clip_fraction", NAMES), "share", "batch"),
 )
 
 SWEEP = (

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from jaxpt.lab.errors import multiples, within
-from jaxpt.lab.experiment import Claim, Experiment, Panel, Stage, Tier
+from jaxpt.lab.experiment import Claim, Experiment, Panel, Stage, Tier, per_arm
 from jaxpt.lab.report import cell
 from jaxpt.lab.statistics import last, over
 from jaxpt.models import ModelConfig, MoeConfig
@@ -133,10 +133,6 @@ CLAIMS = (
 
 ARMS = {"no balancing": "none", "loss 0.001": "aux_0.001", "loss 0.01": "aux_0.01", "loss 0.1": "aux_0.1", "bias": "bias"}
 ALL = ARMS | {"expert choice": "expert"}
-
-
-def per_arm(metric: str, arms: dict[str, str]) -> dict[str, str]:
-    return {name: f"{arm}/{metric}" for name, arm in arms.items()}
 
 
 PANELS = (

@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass, replace
 
 from jaxpt.lab.errors import multiples, within
-from jaxpt.lab.experiment import Claim, Experiment, Panel, Stage, Tier
+from jaxpt.lab.experiment import Claim, Experiment, Panel, Stage, Tier, per_arm
 from jaxpt.lab.report import cell
 from jaxpt.lab.statistics import last
 from jaxpt.models import ModelConfig, MoeConfig, fine_grained
@@ -124,10 +124,6 @@ NAMES = {
     "cut into 2, one shared": "m2_shared", "cut into 4, one shared": "m4_shared", "8 experts, hash": "random",
 }
 MIXTURES = {label: arm for label, arm in NAMES.items() if arm.startswith("m")}
-
-
-def per_arm(metric: str, arms: dict[str, str]) -> dict[str, str]:
-    return {label: f"{arm}/{metric}" for label, arm in arms.items()}
 
 
 PANELS = (

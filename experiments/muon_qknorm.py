@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from jaxpt.lab.errors import multiples, within
-from jaxpt.lab.experiment import Claim, Experiment, Panel, Stage, Tier
+from jaxpt.lab.experiment import Claim, Experiment, Panel, Stage, Tier, per_arm
 from jaxpt.lab.report import cell
 from jaxpt.lab.statistics import last
 from jaxpt.models import ModelConfig
@@ -115,10 +115,6 @@ CLAIMS = (
 
 NAMES = {"AdamW": "adamw", "AdamW, QK-norm": "adamw_qk", "Muon": "muon", "Muon, QK-norm": "muon_qk"}
 HOT = {"AdamW, hot": "adamw_hot", "AdamW, QK-norm, hot": "adamw_qk_hot"}
-
-
-def per_arm(metric: str, arms: dict[str, str]) -> dict[str, str]:
-    return {label: f"{arm}/{metric}" for label, arm in arms.items()}
 
 
 PANELS = (

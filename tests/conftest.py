@@ -12,7 +12,7 @@ CACHE = Path(os.environ.get("JAXPT_TEST_CACHE", Path(tempfile.gettempdir()) / f"
 import jax  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
-from jaxpt.lab.pool import QUICK_TO_COMPILE  # noqa: E402
+from jaxpt.lab.compiling import QUICK_TO_COMPILE  # noqa: E402
 
 # Most of the suite's time is compilation. Programs run optimised elsewhere, smoke tiers aside.
 os.environ.setdefault("XLA_FLAGS", " ".join(QUICK_TO_COMPILE))

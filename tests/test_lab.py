@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import toy_experiment
-from jaxpt.lab import pool, store
+from jaxpt.lab import compiling, pool, store
 from jaxpt.lab.errors import RunFailed, UserError
 from jaxpt.lab.experiment import Experiment, Panel, Stage, load, topological
 from jaxpt.lab.identity import claim_records, digest, program_identity, stage_identities
@@ -293,12 +293,12 @@ def test_the_workers_environment(monkeypatch, tmp_path):
     one = pool._environment(pool.Executor("cpu", "cpu", 1, True))
     assert one["JAX_NUM_CPU_DEVICES"] == "1" and one["XLA_FLAGS"] == "--kept --xla_cpu_multi_thread_eigen=false"
     quick = pool._environment(pool.Executor("cpu", "cpu", 2, False))
-    assert quick["XLA_FLAGS"] == " ".join(["--kept", *pool.QUICK_TO_COMPILE])
+    assert quick["XLA_FLAGS"] == " ".join(["--kept", *compiling.QUICK_TO_COMPILE])
     monkeypatch.setenv("JAXPT_CACHE", "off")
-    assert pool.cache_folder() is None
+    assert compiling.cache_folder() is None
     monkeypatch.setenv("JAXPT_CACHE", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert pool.cache_folder() == tmp_path / "jaxpt" / "xla"
+    assert compiling.cache_folder() == tmp_path / "jaxpt" / "xla"
 
 
 # ------------------------------------------------------------------ wrong experiments

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxpt.cli.options import Option, help_text, no_more, split, whole
+from jaxpt.cli.options import Option, help_text, no_more, one_of, split, whole
 from jaxpt.lab.errors import UserError, expected
 
 
@@ -35,14 +35,6 @@ def figure_name(text: str) -> str:
     if not text.lower().endswith((".png", ".pdf", ".svg")):
         raise ValueError("a name that ends in .png, .pdf or .svg is expected")
     return text
-
-
-def one_of(*choices: str):
-    def read(text: str) -> str:
-        if text not in choices:
-            raise ValueError(expected(text, choices))
-        return text
-    return read
 
 
 def pairs(read: Callable[[str], Any]) -> Callable[[str], tuple[tuple[str, Any], ...]]:
@@ -160,7 +152,6 @@ def _flop(values: dict) -> float:
 
 def _approaches(path: str, values: dict) -> str:
     from jaxpt.lab import isoflop_report
-    from jaxpt.lab.fit_report import as_json, marked, plain
     from jaxpt.lab.points import Wanted
     from jaxpt.scaling.approaches import compare
 
@@ -174,16 +165,11 @@ def _approaches(path: str, values: dict) -> str:
         from jaxpt.lab.isoflop_figure import draw
 
         write(values["--figure"], draw(result, points))
-    entry = isoflop_report.record(result, points, values["--seed"])
-    if values["--json"]:
-        return as_json(entry)
-    write = marked if values["--markdown"] else plain
-    return write(isoflop_report.sentences(entry), isoflop_report.tables(entry), entry["warnings"])
+    return _reported(isoflop_report, isoflop_report.record(result, points, values["--seed"]), values)
 
 
 def _plan(path: str, values: dict) -> str:
     from jaxpt.lab import plan_report
-    from jaxpt.lab.fit_report import as_json, marked, plain
     from jaxpt.lab.points import Wanted
 
     _chinchilla_only(values, "--next")
@@ -193,10 +179,17 @@ def _plan(path: str, values: dict) -> str:
     points = _points(path, values, Wanted())
     entry = plan_report.record(points, values["--next"], target, values["--budget"], values["--spend"], _flop(values),
                                _refits(values, 1000), values["--seed"], values["--objective"], values["--delta"])
+    return _reported(plan_report, entry, values)
+
+
+def _reported(report: Any, entry: dict[str, Any], values: dict) -> str:
+    """report: what makes sentences and tables of the entry."""
+    from jaxpt.lab.fit_report import as_json, marked, plain
+
     if values["--json"]:
         return as_json(entry)
     write = marked if values["--markdown"] else plain
-    return write(plan_report.sentences(entry), plan_report.tables(entry), entry["warnings"])
+    return write(report.sentences(entry), report.tables(entry), entry["warnings"])
 
 
 def _any_law(path: str, values: dict, resample: str) -> str:

@@ -22,6 +22,14 @@ def whole(text: str) -> int:
         raise ValueError("a whole number is expected") from None
 
 
+def one_of(*choices: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in choices:
+            raise ValueError(expected(text, choices))
+        return text
+    return read
+
+
 def names(text: str) -> tuple[str, ...]:
     return tuple(text.split(","))
 

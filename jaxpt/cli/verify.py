@@ -7,18 +7,11 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from jaxpt.cli.options import Option, help_text, names, no_more, split, whole
+from jaxpt.cli.options import Option, help_text, names, no_more, one_of, split, whole
+from jaxpt.lab.compiling import QUICK_TO_COMPILE
 from jaxpt.lab.errors import UserError, expected
 from jaxpt.verify.families import FAMILIES
 from jaxpt.verify.matrix import claimable, of_family
-
-
-def _one_of(*choices: str):
-    def read(text: str) -> str:
-        if text not in choices:
-            raise ValueError(expected(text, choices))
-        return text
-    return read
 
 
 def _count(text: str) -> int:
@@ -29,12 +22,12 @@ def _count(text: str) -> int:
 
 
 OPTIONS = {
-    "--family": Option(_one_of(*FAMILIES), None, "what the function takes and gives back; the families are below"),
+    "--family": Option(one_of(*FAMILIES), None, "what the function takes and gives back; the families are below"),
     "--claim": Option(names, (), "contract laws that the function is meant to obey, or waivers: a,b,..."),
     "--like": Option(str, None, "a row of the table: its claims, a comparison with it, and the nearest row"),
-    "--framework": Option(_one_of("jax", "numpy", "torch"), None, "jax, numpy or torch; guessed from the code"),
-    "--mask": Option(_one_of("float", "bool"), "float", "how masks and labels are given: float or bool"),
-    "--dtype": Option(_one_of("float32", "float64"), "float32", "float32 or float64 (numpy: always float64)"),
+    "--framework": Option(one_of("jax", "numpy", "torch"), None, "jax, numpy or torch; guessed from the code"),
+    "--mask": Option(one_of("float", "bool"), "float", "how masks and labels are given: float or bool"),
+    "--dtype": Option(one_of("float32", "float64"), "float32", "float32 or float64 (numpy: always float64)"),
     "--examples": Option(_count, 200, "examples a law (200)"),
     "--seed": Option(whole, 0, "of the examples (0)"),
     "--law": Option(names, (), "only these laws: a,b,..."),
@@ -92,7 +85,7 @@ def _ask(request: dict, limit: int) -> dict:
     """The answer of a child process, which can be ended whatever the function does."""
     env = {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1", **os.environ}
     # Compilation is most of the time, and the speed of the programs does not matter.
-    env["XLA_FLAGS"] = (env.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0").strip()
+    env["XLA_FLAGS"] = " ".join([env.get("XLA_FLAGS", ""), *QUICK_TO_COMPILE]).strip()
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [os.getcwd(), *sys.path]))
     words = [sys.executable, "-m", "jaxpt.cli.verify_child"]
     pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -41,16 +41,15 @@ def _answer(request: dict) -> dict:
 
 
 def _cache(framework: str | None) -> None:
-    """Compiled programs are kept between calls, in a folder of the user's; JAX_COMPILATION_CACHE_DIR names another."""
+    """Compiled programs are kept between calls, where those of runs are; JAX_COMPILATION_CACHE_DIR names another."""
     if "jax" not in sys.modules and framework != "jax":
         return
-    from pathlib import Path
-
     import jax
 
-    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    folder = jax.config.jax_compilation_cache_dir or str(Path(home) / "jaxpt" / "compiled")
-    jax.config.update("jax_compilation_cache_dir", folder)
+    from jaxpt.lab.compiling import cache_folder
+
+    folder = jax.config.jax_compilation_cache_dir or cache_folder()
+    jax.config.update("jax_compilation_cache_dir", None if folder is None else str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 

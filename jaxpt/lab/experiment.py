@@ -69,6 +69,11 @@ class Panel:
     x: Mapping[str, str] | None = None  # label -> "stage/metric" used as abscissa instead of the step
 
 
+def per_arm(metric: str, arms: Mapping[str, str]) -> dict[str, str]:
+    """The series of a panel: label -> "arm/metric", from label -> arm."""
+    return {label: f"{arm}/{metric}" for label, arm in arms.items()}
+
+
 @dataclass(frozen=True)
 class Tier:
     config: Any  # an instance of the experiment's Config

@@ -20,11 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxpt.lab import store
+from jaxpt.lab.compiling import QUICK_TO_COMPILE, cache_folder
 from jaxpt.lab.errors import RunFailed, UserError
-
-QUICK_TO_COMPILE = ["--xla_backend_optimization_level=0"]
-if importlib.metadata.version("jaxlib") < "0.11":  # the older emitters are quicker still; later versions do without
-    QUICK_TO_COMPILE += ["--xla_cpu_use_fusion_emitters=false"]
 
 Message = dict[str, Any]
 Worker = subprocess.Popen[bytes]
@@ -166,16 +163,6 @@ def _environment(chosen: Executor) -> dict[str, str]:
         env |= {"JAX_COMPILATION_CACHE_DIR": str(cache), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
                 "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
     return env
-
-
-def cache_folder() -> Path | None:
-    """Where compiled programs are kept: JAXPT_CACHE (a folder, or off), else in the user's cache."""
-    chosen = os.environ.get("JAXPT_CACHE", "")
-    if chosen.lower() == "off":
-        return None
-    if chosen:
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxpt" / "xla"
 
 
 def _death(code: int, folder: Path) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 
 import jaxpt
 from jaxpt.lab import identity, merge, pool, programs, store, trackers
+from jaxpt.lab.compiling import cache_folder
 from jaxpt.lab.errors import RunFailed, UserError, expected
 from jaxpt.lab.experiment import Experiment, Loaded, Stage, Tier, load, topological
 from jaxpt.lab.report import TUNING_SEEDS, report, warnings
@@ -228,7 +229,7 @@ def _compute(plan: Plan, must_agree: Mapping[str, str], on_progress: Callable[[p
                 on_progress(message)
 
         # A file of somebody's own may import others, whose changes nobody would see: its programs are not kept.
-        cache = None if plan.loaded.reference.endswith(".py") else pool.cache_folder()
+        cache = None if plan.loaded.reference.endswith(".py") else cache_folder()
         place = programs.place(cache, plan.folder, {**must_agree, **plan.executor._asdict()})
         pool.compute(plan.folder, plan.loaded.reference, plan.config, plan.executor, missing, place, listen)
 

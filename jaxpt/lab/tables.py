@@ -168,8 +168,9 @@ def scale(column: str) -> float:
 
 
 def find_column(table: Table, flag: str, wanted: str | None, known: Sequence[Sequence[str]]) -> str | None:
-    """flag: "--n " or "--x U=", for messages. The column `wanted`, else the first of the well-known names that the table has (letter case, _ and - do
-    not matter); None if there is none. UserError for a wanted one that is missing, and where two would do."""
+    """The column `wanted`, else the first of the well-known names that the table has (letter case, _ and - do
+    not matter); None if there is none. flag: "--n " or "--x U=", for messages. UserError for a wanted one that is
+    missing, and where two would do."""
     if wanted is not None:
         if wanted not in table.columns:
             hint = expected(wanted, table.columns)

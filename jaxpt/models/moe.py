@@ -26,7 +26,7 @@ import jax.numpy as jnp
 
 from jaxpt.models.config import ModelConfig, MoeConfig
 from jaxpt.ops import balance, dispatch, routing
-from jaxpt.ops.dots import dot
+from jaxpt.ops.dots import dot, swiglu
 from jaxpt.types import Array
 
 
@@ -78,8 +78,7 @@ class MoE(nn.Module):
         if moe.shared:
             gate_up = matrix(self, "shared_gate_up", normal(D), (D, 2 * moe.shared * F))
             down = matrix(self, "shared_down", normal(moe.shared * F, out), (moe.shared * F, D))
-            gate, up = jnp.split(dot("btd,df->btf", x, gate_up, cfg.dots), 2, axis=-1)
-            y = y + dot("btf,fd->btd", jax.nn.silu(gate) * up, down, cfg.dots)
+            y = y + swiglu("btd,df->btf", "btf,fd->btd", x, gate_up, down, cfg.dots)
         return y, aux | {"z": balance.z_loss(logits, mask), "largest_logit": jnp.max(jnp.abs(logits))}
 
 

@@ -16,7 +16,7 @@ from jax import lax
 from jaxpt.models.config import ModelConfig
 from jaxpt.models.moe import MoE, matrix, normal
 from jaxpt.ops.attention import attention, attention_value, rope
-from jaxpt.ops.dots import dot, take
+from jaxpt.ops.dots import dot, swiglu, take
 from jaxpt.types import Array
 
 LayerCache = tuple[Array, Array]  # keys and values [B,G,S,K], head-major, as the products read them; or LatentAttention's
@@ -33,7 +33,7 @@ class RMSNorm(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """(silu(x W_gate) * x W_up) W_down (Shazeer 2020, arXiv:2002.05202)."""
+    """ops.dots.swiglu, x [B,T,D] -> [B,T,D]."""
 
     cfg: ModelConfig
 
@@ -42,8 +42,7 @@ class SwiGLU(nn.Module):
         D, F, L = self.cfg.d_model, self.cfg.ff, self.cfg.depth
         gate_up = matrix(self, "gate_up", normal(D), (D, 2 * F))
         down = matrix(self, "down", normal(F, (2 * L) ** -0.5), (F, D))
-        gate, up = jnp.split(dot("btd,df->btf", x, gate_up, self.cfg.dots), 2, axis=-1)
-        return dot("btf,fd->btd", jax.nn.silu(gate) * up, down, self.cfg.dots)
+        return swiglu("btd,df->btf", "btf,fd->btd", x, gate_up, down, self.cfg.dots)
 
 
 class Attention(nn.Module):

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpt.ops.dots import LowRank, dot
+from jaxpt.ops.dots import LowRank, swiglu
 from jaxpt.types import Array
 
 BLOCK = 64  # rows: fewer waste no padding but feed the products too little
@@ -31,17 +31,15 @@ class Experts(NamedTuple):
         return jax.tree.leaves(self.down)[0].shape[0]
 
 
-def swiglu(rows: Array, experts: Experts, dots: str = "float32") -> Array:
+def each_through_its_own(rows: Array, experts: Experts, dots: str = "float32") -> Array:
     """rows [R,S,D] through expert r each -> [R,S,D]."""
-    gate, up = jnp.split(dot("rsd,rdf->rsf", rows, experts.gate_up, dots), 2, axis=-1)
-    return dot("rsf,rfd->rsd", jax.nn.silu(gate) * up, experts.down, dots)
+    return swiglu("rsd,rdf->rsf", "rsf,rfd->rsd", rows, *experts, dots)
 
 
 def dense(x: Array, index: Array, gates: Array, experts: Experts, dots: str = "float32") -> tuple[Array, Array]:
     E = experts.count
     weights = jnp.sum(jax.nn.one_hot(index, E) * gates[..., None], axis=1)
-    gate, up = jnp.split(dot("nd,edf->enf", x, experts.gate_up, dots), 2, axis=-1)
-    y = dot("enf,efd->end", jax.nn.silu(gate) * up, experts.down, dots)
+    y = swiglu("nd,edf->enf", "enf,efd->end", x, *experts, dots)
     return jnp.sum(weights.T[:, :, None] * y, axis=0), index < E
 
 
@@ -66,7 +64,7 @@ def gathered(
     place = jnp.where(kept, place, R * rows)
     token = jnp.broadcast_to(jnp.arange(N)[:, None], (N, k))
     table = jnp.full(R * rows, N, jnp.int32).at[place].set(token, mode="drop")
-    y = swiglu(x.at[table].get(mode="fill", fill_value=0).reshape(R, rows, -1), experts, dots).reshape(R * rows, -1)
+    y = each_through_its_own(x.at[table].get(mode="fill", fill_value=0).reshape(R, rows, -1), experts, dots).reshape(R * rows, -1)
     back = y.at[place].get(mode="fill", fill_value=0)
     return weighed(gates, kept, back)
 
@@ -116,7 +114,7 @@ def ragged(x: Array, index: Array, gates: Array, experts: Experts, dots: str = "
 
 def taken(x: Array, token: Array, gates: Array, experts: Experts, dots: str = "float32") -> Array:
     """Expert choice: token [E,C], gates [E,C] -> y [N,D]; a token that nobody takes gets 0."""
-    y = swiglu(x[token], experts, dots) * gates[..., None]
+    y = each_through_its_own(x[token], experts, dots) * gates[..., None]
     return jnp.zeros_like(x).at[token].add(y)
 
 

@@ -39,6 +39,15 @@ def dot(spec: str, a: Array, b: Array | LowRank, dots: str = "float32") -> Array
     return jnp.einsum(spec, a, b) if dots == "float32" else _rounded_dot(spec, a, b, dots)
 
 
+def swiglu(
+    inwards: str, outwards: str, x: Array, gate_up: Array | LowRank, down: Array | LowRank, dots: str = "float32"
+) -> Array:
+    """(silu(x W_gate) * x W_up) W_down (Shazeer 2020, arXiv:2002.05202), W_gate and W_up side by side in gate_up; the specs
+    are those of the two products."""
+    gate, up = jnp.split(dot(inwards, x, gate_up, dots), 2, axis=-1)
+    return dot(outwards, jax.nn.silu(gate) * up, down, dots)
+
+
 def take(table: Array | LowRank, index: Array) -> Array:
     """table[index]: rows of a matrix [n,o]."""
     if not isinstance(table, LowRank):

@@ -71,8 +71,9 @@ def make_domains(cfg: DomainsConfig, layout: Layout = ONE) -> Program:
 
     def held(state, world):
         rows = row_keys(jax.random.fold_in(jax.random.fold_in(state["key"], WORLD), 1_000 + world), jnp.arange(cfg.eval_rows))
-        tokens, domain = draw_rows(tables(state["key"], world), rows, cfg.window)
-        return tokens, domain, optimal_logp(tables(state["key"], world), tokens)[:, 1:]
+        known = tables(state["key"], world)
+        tokens, domain = draw_rows(known, rows, cfg.window)
+        return tokens, domain, optimal_logp(known, tokens)[:, 1:]
 
     def evaluate(state):
         params, (tokens, domain, best) = state["params"], held(state, cfg.world)

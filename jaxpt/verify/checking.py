@@ -1,7 +1,7 @@
 """Runs the catalogue over a function: every law on a few hundred examples, a small counterexample where one breaks."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -33,11 +33,7 @@ def check(
     table = FAMILIES[family]
     target = Target(fn, name or getattr(fn, "__name__", type(fn).__name__), framework, parameters(fn, table, family))
     notes: list[str] = []
-    claims, nearest = tuple(claim), None
-    if like is not None:
-        from jaxpt.verify import rows
-
-        claims += rows.claims_of(like, family)
+    claims, nearest = _claims(claim, like, family), None
     for what in claim:
         _known("claim", what, matrix.claimable(family))
     for what in only or ():
@@ -48,9 +44,13 @@ def check(
     batches = [generators.draw(table, size, -(-examples // len(table.sizes)), seed,
         target.takes) for size in table.sizes]
     _probe(bench, batches[0])
-    run = functools.partial(_outcome, bench, batches, seed=seed, claims=claims, only=only)
+    run = functools.partial(
+        _outcome, bench, batches, seed=seed, claims=claims, waived=matrix.waived(family, claims), only=only
+    )
     outcomes = [run(law) for law in matrix.of_family(family)]
     if like is not None:
+        from jaxpt.verify import rows
+
         difference, nearest = rows.compare(bench, batches, like, family)
         outcomes += [difference] if only is None or "as_row" in only else []
     if any(o.law == "same_twice" and o.status == "broken" for o in outcomes):
@@ -69,11 +69,7 @@ def laws(fn: Callable, family: str, **options: Any) -> Callable:
     def report() -> Report:
         return check(fn, family, **options)
 
-    claims = tuple(options.get("claim", ()))
-    if options.get("like"):
-        from jaxpt.verify import rows
-
-        claims += rows.claims_of(options["like"], family)
+    claims = _claims(options.get("claim", ()), options.get("like"), family)
     names = [law.name for law in matrix.of_family(family) if law.kind == matrix.MATH or law.name in claims]
     names += ["as_row"] if options.get("like") else []
 
@@ -85,6 +81,15 @@ def laws(fn: Callable, family: str, **options: Any) -> Callable:
         report()._replace(outcomes=(outcome,)).assert_ok()
 
     return test
+
+
+def _claims(claim: Sequence[str], like: str | None, family: str) -> tuple[str, ...]:
+    """Those that were made, and those of the row."""
+    if like is None:
+        return tuple(claim)
+    from jaxpt.verify import rows
+
+    return (*claim, *rows.claims_of(like, family))
 
 
 def _known(what: str, value: str, choices: Sequence[str]) -> None:
@@ -136,17 +141,16 @@ def _wide(excess: np.ndarray, n: int) -> np.ndarray:
 
 def _outcome(
     bench: Bench, batches: list[Example], law: matrix.Law, *, seed: int, claims: Sequence[str],
-    only: Sequence[str] | None
+    waived: Mapping[str, str], only: Sequence[str] | None
 ) -> Outcome:
     say = functools.partial(Outcome, law.name, law.kind)
     rest = (law.statement, law.tolerance)
-    waiver = matrix.waived(_family_name(bench), tuple(claims)).get(law.name)
     if only is not None and law.name not in only:
         return say("not_applied", law.where, *rest, "not asked for")
     if law.kind == matrix.CONTRACT and law.name not in claims:
         return say("not_applied", law.where, *rest, "a choice that was not claimed")
-    if waiver is not None:
-        return say("not_applied", law.where, *rest, f"waived by the claim {waiver}")
+    if law.name in waived:
+        return say("not_applied", law.where, *rest, f"waived by the claim {waived[law.name]}")
     fn = function_of(law)
     if law.prepare:
         change = getattr(generators, law.prepare)
@@ -229,7 +233,3 @@ def _code(bench: Bench, place: str, call: Example) -> str:
 
 def function_of(law: matrix.Law) -> Callable:
     return getattr(import_module(f"jaxpt.verify.invariants_{law.group}"), law.name)
-
-
-def _family_name(bench: Bench) -> str:
-    return next(name for name, family in FAMILIES.items() if family is bench.family)

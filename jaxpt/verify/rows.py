@@ -163,7 +163,7 @@ def bench_of(row, family: str, *, mask: str = "float", dtype: str = "float32") -
         dtype=dtype)
 
 
-def _missing(mine: Bench, theirs: Bench, x: Example, seed: int) -> Example:
+def _missing(theirs: Bench, x: Example) -> Example:
     """The arguments that only the row takes: a reference is the old policy, an entropy is 0, ..."""
     out = dict(x)
     for name in theirs.takes:
@@ -179,7 +179,7 @@ def _missing(mine: Bench, theirs: Bench, x: Example, seed: int) -> Example:
 
 def _gap(mine: Bench, theirs: Bench, x: Example) -> tuple[list[Part], float]:
     """Parts of the comparison, and how far apart the two are relative to the row."""
-    full = _missing(mine, theirs, x, 0)
+    full = _missing(theirs, x)
     a, b, tol = mine.run(x), theirs.run(full), theirs.tol(full)
     shared = a.value if a.value.ndim == b.value.ndim else a.value.mean(1)
     parts = [Part("value", shared, b.value, 4 * tol.value, raised=a.raised)]
