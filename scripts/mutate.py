@@ -4,19 +4,24 @@
 Command: .venv/bin/python scripts/mutate.py --out FILE.jsonl [--count 300] [--seed 0] [--only advantages.py]
 
 All sites of a fixed set of operators (mutation/sites.py) are enumerated and a fixed sample of them is drawn. A change is
-executed in fresh modules, in this process, and the tests that reach it run without compilation (mutation/numeric.py), cut
-down to the rows that reach it, with few examples, until the first that fails. What survives is compared with the original
-on 10,000 corner inputs (mutation/corners.py): where they agree it counts as equivalent, where they differ the tests get as
-many examples as usual, for some minutes. Half of the sample is marked as set aside: no law of a generic verifier may be
-written by looking at it. One line a change goes to FILE; a second run goes on where the first one stopped, unless the
-sources have changed.
+executed in fresh modules, in one of a few processes, and the tests that reach it run without compilation
+(mutation/numeric.py), cut down to the rows that reach it, with few examples, until the first that fails. What survives some
+seconds of that is compared with the original on 10,000 corner inputs (mutation/corners.py): where they agree it counts as
+equivalent, where they differ all tests that reach it run, then with as many examples as usual. Half of the sample is
+marked as set aside: no law of a generic verifier may be written by looking at it. One line a change goes to FILE; a second
+run goes on where the first one stopped; what no test killed is judged again when tests have changed, and all of it when the
+sources have.
 """
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from pathlib import Path
 
 from mutation import corners, world
@@ -24,13 +29,27 @@ from mutation.sites import ROOT, Site, digest, draw, files, mutated
 from mutation.world import HELPERS, TESTS, Case, World, cases, failure
 
 SLOW = 8.0  # CPU-seconds of a test from which on it comes last
-MANY = 180.0  # CPU-seconds after which a change has survived many examples
+SOON = 20.0  # CPU-seconds of tests before a change is compared with the original
+MANY = 90.0  # CPU-seconds after which a change has survived many examples
+BASE: World  # of a worker
+KNOWN: dict
+VERDICTS: dict[tuple[str, frozenset], str] = {}
 
 
 def sources() -> str:
-    """Of all that a verdict depends on."""
-    tests = [ROOT / "tests" / f"{name}.py" for name in (*TESTS, *HELPERS)]
-    return digest(*(ROOT / name for name in files()), *(ROOT / "jaxpt/ops").glob("*.py"), ROOT / "jaxpt/types.py", *tests)
+    """Of what is changed, and of what it stands on."""
+    return digest(*(ROOT / name for name in files()), *(ROOT / "jaxpt/ops").glob("*.py"), ROOT / "jaxpt/types.py")
+
+
+def tests(*modules: str) -> str:
+    """Of test modules; of all of them where none is named."""
+    return digest(*(ROOT / "tests" / f"{name}.py" for name in (*(modules or TESTS), *HELPERS)))
+
+
+def stands(record: dict) -> bool:
+    """Whether the verdict still holds: one test's failure does whatever the others become."""
+    by = [record["test"].split("::")[0]] if record["test"] != "import" else []
+    return record["sources"] == sources() and record["tests"] == tests(*(by if record["verdict"] == "killed" else []))
 
 
 class Reached:
@@ -55,10 +74,11 @@ class Reached:
 
 def baseline(base: World, file: Path) -> dict:
     """Of the unchanged sources: tests with their CPU-seconds, those that fail here, and who reaches which function."""
-    known = {"sources": sources(), "tests": {}, "broken": {}, "modules": {}, "rows": {}}
+    known = {"sources": sources(), "digests": {}, "tests": {}, "broken": {}, "modules": {}, "rows": {}}
     if file.exists() and (before := json.loads(file.read_text()))["sources"] == known["sources"]:
         known = before
-    for module in [name for name in TESTS if name not in known["tests"]]:
+    for module in [name for name in TESTS if known["digests"].get(name) != tests(name)]:
+        known["broken"] = {case: said for case, said in known["broken"].items() if not case.startswith(f"{module}::")}
         seconds = {}
         with Reached() as reached:
             for case in cases(base, module):
@@ -67,6 +87,7 @@ def baseline(base: World, file: Path) -> dict:
                     known["broken"][str(case)] = said
                 seconds[str(case)] = round(time.process_time() - began, 2)
         known["tests"][module], known["modules"][module] = seconds, sorted(reached.entered)
+        known["digests"][module] = tests(module)
         file.write_text(json.dumps(known))
         print(f"{module}: {sum(seconds.values()):.1f} s", flush=True)
     for module in TESTS:
@@ -91,52 +112,92 @@ def rows_of(site: Site, base: World, other: World, known: dict) -> frozenset[str
     return frozenset(found) or None
 
 
-def killer(
-    site: Site, base: World, known: dict, verdicts: dict, profile: str
-) -> tuple[str, str, frozenset[str] | None]:
-    """(test, what it says, rows) of the first test that the change makes fail; ("", "", rows) where there is none."""
-    from hypothesis import settings
-
-    other = World(site.file, mutated(site))
-    try:
-        other.get("jaxpt.objectives")
-        rows = rows_of(site, base, other, known)
-    except Exception as error:
-        return "import", f"{type(error).__name__}: {error}"[:120], None
-    at = f"{site.file}:{site.function}"
+def reaching(site: Site, other: World, known: dict, rows: frozenset[str] | None) -> Iterator[Case]:
+    """The tests that reach the change, cheap modules first and the slow ones last."""
+    at, waiting = f"{site.file}:{site.function}", []
     reached = [name for name in TESTS if not site.function or at in known["modules"][name]]
-    cost = {module: sum(known["tests"][module].values()) for module in reached}
-    settings.load_profile(profile)
-    began, waiting = time.process_time(), []
-    for module in sorted(reached, key=cost.get):
-        if profile == "many" and time.process_time() - began > MANY:
-            break
-        try:
-            listed = cases(other, module)
-        except Exception as error:
-            return module, f"{type(error).__name__}: {error}"[:120], rows
-        for case in listed:
+    for module in sorted(reached, key=lambda name: sum(known["tests"][name].values())):
+        for case in cases(other, module):
             of_rows = {x for _, x in case.arguments if isinstance(x, str)} & {*known["names"]}
             if str(case) in known["broken"] or rows and of_rows and not of_rows & rows:
                 continue
             if known["tests"][module].get(str(case), 0) > SLOW:
                 waiting.append(case)
-            elif said := failure(other, case, rows, known["names"]):
-                if rows is None or on_original(case, base, rows, known, verdicts) == "":
-                    return str(case), said, rows
-                waiting.append(case)
-    for case in waiting if profile == "few" else ():
-        if said := failure(other, case):
-            return str(case), said, rows
-    return "", "", rows
+            else:
+                yield case
+    yield from waiting
 
 
-def on_original(case: Case, base: World, rows: frozenset, known: dict, verdicts: dict) -> str:
+def killer(listed: Iterator[Case], rows: frozenset[str] | None, other: World, profile: str, seconds: float) -> tuple[str, str]:
+    """(test, what it says) of the first that the change makes fail; ("", "") where none does within the CPU-seconds. What is
+    left of `listed` can be run later."""
+    from hypothesis import settings
+
+    settings.load_profile(profile)
+    began = time.process_time()
+    while time.process_time() - began < seconds:
+        try:
+            case = next(listed)
+        except StopIteration:
+            break
+        except Exception as error:  # the tests cannot be imported
+            return "import", f"{type(error).__name__}: {error}"[:120]
+        said = failure(other, case, rows, KNOWN["names"])
+        if said and rows is not None and on_original(case, rows):
+            said = failure(other, case)
+        if said:
+            return str(case), said
+    return "", ""
+
+
+def on_original(case: Case, rows: frozenset) -> str:
     """What the test says where nothing is changed, cut down to `rows`: some need more rows, and are then run whole."""
     key = str(case), rows
-    if key not in verdicts:
-        verdicts[key] = failure(base, case, rows, known["names"])
-    return verdicts[key]
+    if key not in VERDICTS:
+        VERDICTS[key] = failure(BASE, case, rows, KNOWN["names"])
+    return VERDICTS[key]
+
+
+def judge(drawn: tuple[Site, bool]) -> dict:
+    """One change against the tests that reach it."""
+    site, aside = drawn
+    began, rows, compared = time.process_time(), None, ""
+    other = World(site.file, mutated(site))
+    try:
+        other.get("jaxpt.objectives")
+        rows = rows_of(site, BASE, other, KNOWN)
+        test, said = "", ""
+    except Exception as error:
+        test, said = "import", f"{type(error).__name__}: {error}"[:120]
+    if not test:
+        listed = reaching(site, other, KNOWN, rows)
+        test, said = killer(listed, rows, other, "few", SOON)
+    if not test:
+        compared = corners.compared(BASE, World(site.file, mutated(site)), rows)
+    agree = compared.startswith("agree")
+    if not test and not agree:
+        test, said = killer(listed, rows, other, "few", math.inf)
+    if not test and not agree:
+        test, said = killer(reaching(site, other, KNOWN, rows), rows, other, "many", MANY)
+    return {
+        "id": site.id, "file": site.file, "line": site.line, "operator": site.operator, "set_aside": aside,
+        "verdict": "killed" if test else "equivalent" if agree else "survived", "test": test, "said": said,
+        "rows": len(rows or ()), "corners": compared, "cpu_s": round(time.process_time() - began, 2), "sources": KNOWN["sources"],
+        "tests": tests(*([test.split("::")[0]] if "::" in test else [])),
+    }
+
+
+def ready(file: Path) -> list[str]:
+    """Of a worker: the unchanged sources, and what is known of them. Tests that fail here on the original, in words."""
+    global BASE, KNOWN
+    world.start()
+    from hypothesis import settings
+
+    settings.load_profile("few")
+    BASE = World()
+    KNOWN = baseline(BASE, file)
+    KNOWN["names"] = sorted(BASE.rows())
+    return [f"not used, fails here on the original: {case}: {said}" for case, said in KNOWN["broken"].items()]
 
 
 def table(records: list[dict]) -> str:
@@ -162,36 +223,23 @@ def main():
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="a part of a file's name")
+    parser.add_argument("--workers", type=int, default=2, help="processes")
     args = parser.parse_args()
-    world.start()
-    from hypothesis import settings
-
-    settings.load_profile("few")
-    base = World()
-    known = baseline(base, args.out.with_suffix(".baseline.json"))
-    known["names"] = sorted(base.rows())
-    for case, said in known["broken"].items():
-        print(f"not used, fails here on the original: {case}: {said}")
+    known = args.out.with_suffix(".baseline.json")
+    with ProcessPoolExecutor(1, get_context("spawn")) as first:  # jax's threads outlive no fork
+        print(*first.submit(ready, known).result(), sep="\n")
     done = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out.exists() else []
-    done = {r["id"]: r for r in done if r["sources"] == known["sources"]}
-    verdicts, drawn = {}, draw(args.count, args.seed, args.only)
-    for k, (site, aside) in enumerate(drawn):
-        if site.id in done:
-            continue
-        began = time.process_time()
-        test, said, rows = killer(site, base, known, verdicts, "few")
-        compared = "" if test else corners.compared(base, World(site.file, mutated(site)), rows)
-        if not test and not compared.startswith("agree"):
-            test, said, rows = killer(site, base, known, verdicts, "many")
-        record = {
-            "id": site.id, "file": site.file, "line": site.line, "operator": site.operator, "set_aside": aside,
-            "verdict": "killed" if test else "equivalent" if compared.startswith("agree") else "survived", "test": test, "said": said,
-            "rows": len(rows or ()), "corners": compared, "cpu_s": round(time.process_time() - began, 2), "sources": known["sources"],
-        }
-        done[site.id] = record
-        with args.out.open("a") as file:
-            file.write(json.dumps(record) + "\n")
-        print(f"{k + 1}/{len(drawn)} {record['cpu_s']:>6.1f} s {record['verdict']:<10} {site.id[:110]} | {test}", flush=True)
+    done = {r["id"]: r for r in done if stands(r)}
+    drawn = draw(args.count, args.seed, args.only)
+    left = [(site, aside) for site, aside in drawn if site.id not in done]
+    with ProcessPoolExecutor(args.workers, get_context("spawn"), ready, (known,)) as workers:
+        for judged in as_completed([workers.submit(judge, one) for one in left]):
+            record = judged.result()
+            done[record["id"]] = record
+            with args.out.open("a") as file:
+                file.write(json.dumps(record) + "\n")
+            said = f"{record['cpu_s']:>6.1f} s {record['verdict']:<10} {record['id'][:110]} | {record['test']}"
+            print(f"{len(done)}/{len(drawn)} {said}", flush=True)
     print(table([done[site.id] for site, _ in drawn]))
 
 

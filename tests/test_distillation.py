@@ -118,6 +118,16 @@ def test_against_float64_loops(seed):
         assert metrics["agreement"] == (same.sum(), n)
 
 
+def test_an_impossible_entry_is_nobody_s_best():
+    batch, _ = draw(3)
+    batch["mask"][:] = True
+    batch["student_logits"][..., 0] = batch["teacher_logits"][..., 0] = -np.inf
+    same = batch["student_logits"].argmax(-1) == batch["teacher_logits"].argmax(-1)
+    assert 0 < same.sum() < B * T
+    for name in ("forward_kl", "reverse_kl"):
+        assert run(batch)[name][2]["agreement"] == (same.sum(), B * T)
+
+
 @pytest.mark.parametrize("seed", [1, 5])
 def test_gradient_against_finite_differences_of_the_loops(seed):
     batch, _ = draw(seed)

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from mutation.sites import ROOT
 
 TESTS = (  # the modules whose tests look at objectives without training anything
-    "test_masked", "test_value", "test_bonuses", "test_advantages", "test_lengths", "test_reward", "test_supervised",
-    "test_distillation", "test_preference", "test_pairs", "test_prepare", "test_objectives", "test_rows", "test_public_faults",
+    "test_masked", "test_constants", "test_value", "test_bonuses", "test_advantages", "test_lengths", "test_reward",
+    "test_supervised", "test_distillation", "test_preference", "test_pairs", "test_prepare", "test_objectives", "test_rows", "test_public_faults",
     "test_public_faults_losses", "test_public_faults_preference", "test_public_faults_distillation",
 )
 HELPERS = ("policy_loops", "prepare_loops", "advantage_loops", "preference_loops")
@@ -52,6 +52,8 @@ def interpreted(compiled: Callable, fun: Callable | None = None, *, static_argnu
 
     numbers = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
     names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
+    parameters = list(inspect.signature(fun).parameters)
+    numbers += tuple(parameters.index(name) for name in names if name in parameters)
     traces = {}
 
     @wraps(fun)
