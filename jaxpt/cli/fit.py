@@ -1,20 +1,12 @@
 """`jaxpt fit FILE --law NAME`: a certified fit with intervals. Chinchilla's law needs neither jax nor SciPy."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from jaxpt.cli.options import Option, help_text, no_more, one_of, split, whole
+from jaxpt.cli import ask
+from jaxpt.cli.options import Option, help_text, no_more, one_of, pairs, positive, split, whole
 from jaxpt.lab.errors import UserError, expected
-
-
-def positive(text: str) -> float:
-    from jaxpt.lab.tables import positive as read
-
-    try:
-        return read(text)
-    except ValueError:
-        raise ValueError("a number above 0 is expected, like 6, 1e-3 or 70M") from None
 
 
 def count(text: str) -> int:
@@ -35,16 +27,6 @@ def figure_name(text: str) -> str:
     if not text.lower().endswith((".png", ".pdf", ".svg")):
         raise ValueError("a name that ends in .png, .pdf or .svg is expected")
     return text
-
-
-def pairs(read: Callable[[str], Any]) -> Callable[[str], tuple[tuple[str, Any], ...]]:
-    """NAME=VALUE[,NAME=VALUE ...]"""
-    def parse(text: str) -> tuple[tuple[str, Any], ...]:
-        parts = [part.partition("=") for part in text.split(",")]
-        if not all(name and equals and value for name, equals, value in parts):
-            raise ValueError("NAME=VALUE is expected, with commas between several")
-        return tuple((name.strip(), read(value)) for name, _, value in parts)
-    return parse
 
 
 def any_number(text: str) -> float:
@@ -81,6 +63,7 @@ OPTIONS = {
     "--target": Option(one_of("a", "loss", "N"), None,
                        "of --next: a of N* ~ C^a, or loss* or N* at --budget (loss with --budget, else a)"),
     "--flop-constant": Option(positive, None, "k in C = k N D (the value of --d-from, or 6)"),
+    **ask.OPTIONS,
     "--figure": Option(figure_name, None, "write data, curves and residuals to a .png, .pdf or .svg"),
     "--json": Option(None, False, "for machines, with all digits"),
     "--markdown": Option(None, False, "as Markdown"),
@@ -108,6 +91,10 @@ def fit_command(words: Sequence[str]) -> int:
     resample = values["--resample"] or ("cluster" if values["--cluster"] else "case")
     if resample == "cluster" and values["--cluster"] is None:
         raise UserError("--resample cluster: --cluster COLUMN is needed to know which runs belong together")
+    if used := ask.given(values):
+        _chinchilla_only(values, used[0])
+        if values["--isoflop"] or values["--next"] is not None:
+            raise UserError(f"{used[0]}: --isoflop and --next are reports of their own: ask for one")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the products are small: threads would only spin
     if values["--isoflop"] or values["--next"] is not None:
         print(_approaches(rest[0], values) if values["--isoflop"] else _plan(rest[0], values))
@@ -123,20 +110,30 @@ def _points(path: str, values: dict, wanted: Any) -> Any:
 
     flags = {"N": "--n", "D": "--d", "C": "--c", "loss": "--loss", "weight": "--weight"}
     columns = {name: values[flag] for name, flag in flags.items()}
+    shape = None if values["--count"] in (None, "table") else ask.shape_columns(values)[0]
     return read_points(read_table(path), wanted, columns=columns | dict(values["--x"]), cluster=values["--cluster"],
-                       d_from=values["--d-from"], drop=values["--drop"], skip_bad=values["--skip-bad"])
+                       d_from=values["--d-from"], drop=values["--drop"], skip_bad=values["--skip-bad"],
+                       shape=shape)
 
 
 def _closed_form(path: str, values: dict, resample: str) -> str:
     from jaxpt.lab.points import Wanted
     from jaxpt.scaling.study import study
 
+    budget = ask.budget(values)
+    ask.shape_columns(values)
     points = _points(path, values, Wanted())
+    asked = ask.asked(values, points, _flop(values))
     result = study(
         points.N, points.D, points.loss, weight=points.weight, cluster=points.cluster, resample=resample,
         objective=values["--objective"], delta=values["--delta"], bootstrap=_refits(values, 4000),
-        seed=values["--seed"], budget=values["--budget"], flop=_flop(values))
-    return _written(result, points, values)
+        seed=values["--seed"], budget=budget, flop=_flop(values))
+    answers = []
+    if ask.given(values):
+        from jaxpt.scaling.questions import answers as answered
+
+        answers = answered(result.fit.params, result.samples, asked)
+    return _written(result, points, values, answers)
 
 
 def _chinchilla_only(values: dict, flag: str) -> None:
@@ -235,13 +232,13 @@ def _refits(values: dict, default: int) -> int:
     return default if values["--bootstrap"] is None else values["--bootstrap"]
 
 
-def _written(result: Any, points: Any, values: dict) -> str:
+def _written(result: Any, points: Any, values: dict, answers: Sequence[Any] = ()) -> str:
     from jaxpt.lab.fit_report import as_json, as_markdown, as_text, record
 
     if values["--figure"] is not None:
         from jaxpt.lab.fit_figure import save
 
         save(values["--figure"], result, points)
-    entry = record(result, points, values["--seed"])
+    entry = record(result, points, values["--seed"], answers)
     write = as_json if values["--json"] else as_markdown if values["--markdown"] else as_text
     return write(entry)

@@ -30,6 +30,25 @@ def one_of(*choices: str) -> Callable[[str], str]:
     return read
 
 
+def positive(text: str) -> float:
+    from jaxpt.lab.tables import positive as read
+
+    try:
+        return read(text)
+    except ValueError:
+        raise ValueError("a number above 0 is expected, like 6, 1e-3 or 70M") from None
+
+
+def pairs(read: Callable[[str], Any]) -> Callable[[str], tuple[tuple[str, Any], ...]]:
+    """NAME=VALUE[,NAME=VALUE ...]"""
+    def parse(text: str) -> tuple[tuple[str, Any], ...]:
+        parts = [part.partition("=") for part in text.split(",")]
+        if not all(name and equals and value for name, equals, value in parts):
+            raise ValueError("NAME=VALUE is expected, with commas between several")
+        return tuple((name.strip(), read(value)) for name, _, value in parts)
+    return parse
+
+
 def names(text: str) -> tuple[str, ...]:
     return tuple(text.split(","))
 

@@ -11,15 +11,20 @@ import jaxpt
 from jaxpt.lab.markdown import table
 from jaxpt.lab.points import Points
 from jaxpt.scaling.frontier import exponent
+from jaxpt.scaling.questions import SOLVED, Answer
 from jaxpt.scaling.study import Study
 from jaxpt.scaling.uncertainty import Spread
 
 WORDS = {"huber": "Huber loss (delta {delta:g}) of the {what}", "lad": "absolute {what}", "lsq": "squared {what}",
          "student": "Student-t loss (4 degrees of freedom, scale {delta:g}) of the {what}",
          "asymmetric": "Huber loss (delta {delta:g}) of the {what}, overestimates 10 times"}
+LABELS = {"training_flops": "FLOPs of training", "a": "a in N* ~ C^a here", "epochs": "epochs D/unique",
+          "C": "FLOPs", "factor": "times the compute", "factor_if_E_were_0": "the same if E were 0",
+          "hours": "hours of one accelerator", "loss_drop": "lower loss at equal money",
+          "share_of_loss": "as a share of it", "money_saved": "money saved at equal loss"}
 
 
-def record(study: Study, points: Points, seed: int) -> dict[str, Any]:
+def record(study: Study, points: Points, seed: int, answers: Sequence[Answer] = ()) -> dict[str, Any]:
     """All digits, keys of the command's contract first; what is not finite is null."""
     fit, refits, names = study.fit, study.refits, study.fit.names
     at = np.argsort(-study.leverage, kind="stable")[:5]
@@ -54,7 +59,19 @@ def record(study: Study, points: Points, seed: int) -> dict[str, Any]:
                                ("N", "D", "loss"), study.optimum, study.optimum_spread, strict=True)}}
     if study.at is not None:
         entry["prediction"] = {"at": dict(study.at), points.output: spread_of(study.predicted, study.predicted_spread)}
+    if answers:
+        entry["answers"] = {a.name: {"of": a.words} | {key: spread_of(a.values[key], a.spreads[key]) for key in a.values}
+                            for a in answers}
+        entry["warnings"] += _out_of_sight(answers, points, float(fit.params[2]))
     return strict(entry)
+
+
+def _out_of_sight(answers: Sequence[Answer], points: Points, E: float) -> list[str]:
+    said = [f"{a.words}: no compute gets there, E is {E:.4g}." for a in answers if np.inf in a.values.values()]
+    for a in answers:
+        if a.name == "counted" and not points.N.min() <= a.values["N"] <= points.N.max():
+            said.append(f"{a.words}: N* is beyond the runs' sizes, and so is the count, a parabola in log N.")
+    return said
 
 
 def _named(names: Sequence[str], values: np.ndarray) -> dict[str, Any]:
@@ -108,6 +125,9 @@ def tables(entry: dict[str, Any]) -> list[tuple[str, list[str], list[list[str]]]
         where = ", ".join(f"{name} = {x:g}" for name, x in entry["prediction"]["at"].items())
         rows = [[name, *_estimate(value)] for name, value in entry["prediction"].items() if name != "at"]
         out.append((f"Predicted at {where}", ["prediction", "estimate", "se", kind], rows))
+    for answer in entry.get("answers", {}).values():
+        rows = [[LABELS.get(name, name), *_estimate(value)] for name, value in answer.items() if name != "of"]
+        out.append((answer["of"], ["quantity", "estimate", "se", kind], rows))
     if entry["stability"]:
         columns = ["E", "alpha", "beta", "a"] if "frontier" in entry else names
         rows = [[row["without"], str(row["n"]), *(digits(row[key], 4) for key in columns)]
@@ -135,6 +155,8 @@ def sentences(entry: dict[str, Any]) -> list[str]:
         f"{proof['minima']}; at bounds: {', '.join(proof['at_bounds']) or 'none'}.",
         *([f"{method['refits_converged']} of {method['refits']} {method['resample']} refits converged, "
            f"seed {method['seed']}."] if method["refits"] else ["No refits: standard errors are n/a."]),
+        *([f"Intervals of answers are of the first {min(SOLVED, method['refits'])} refits."]
+          if "answers" in entry and method["refits"] else []),
         "Most leverage: " + ", ".join(f"{place} {row[place]} ({row['leverage']:.2f})" for row in top) + ".",
         *_sloppy(entry),
     ]

@@ -32,6 +32,16 @@ KNOWN = {  # quantity -> well-known names besides its own, in tiers; lower case,
     "batch": (("batch",), ("batch size", "bs", "batch tokens")),
     "steps": (("steps",), ("s", "step", "updates")),
 }
+SHAPE = {  # the same of what `scaling.flops.Shape` has
+    "layers": (("layers",), ("n layers", "num layers", "n layer", "depth")),
+    "width": (("width",), ("d model", "hidden size", "n embd", "model dim")),
+    "ff": (("ff",), ("d ff", "ffw size", "intermediate size", "ff width")),
+    "heads": (("heads",), ("n heads", "num heads", "n head")),
+    "head_width": (("head width",), ("head dim", "d head", "kv size")),
+    "vocab": (("vocab",), ("vocab size", "vocabulary")),
+    "context": (("context",), ("seq len", "sequence length", "context length", "block size")),
+    "gated": (("gated",),),
+}
 MEANS = {"N": "parameters N", "D": "training tokens D", "C": "training FLOPs C", "U": "unique tokens U",
          "S": "steps S", "E": "experts E", "G": "granularity G", "B": "batch size B", "L": "the loss L",
          "T": "test-time tokens T", "k": "samples k", "C_inf": "test-time FLOPs C_inf", "loss": "the loss",
@@ -64,6 +74,7 @@ class Points(NamedTuple):
     warnings: list[str]
     output: str  # name of y
     residual: str  # what the fit compares, in words
+    shape: dict[str, np.ndarray]  # of `SHAPE` what the table has, where it was asked for
 
     @property
     def N(self) -> np.ndarray:
@@ -81,13 +92,17 @@ class Points(NamedTuple):
 def read_points(
     table: Table, wanted: Wanted = Wanted(), *, columns: Mapping[str, str | None] | None = None,
     cluster: str | None = None, d_from: float | None = None, drop: tuple[str, int] | None = None,
-    skip_bad: bool = False,
+    skip_bad: bool = False, shape: Mapping[str, str] | None = None,
 ) -> Points:
     """columns: names of the table's columns by quantity ("N", "loss", "weight", ...); well-known names where
-    there is none. D from its column, or C / (d_from N). drop: ("highest" or "lowest", k) losses. UserError in
-    one sentence, with the line, where something does not fit."""
+    there is none. D from its column, or C / (d_from N). drop: ("highest" or "lowest", k) losses. shape: columns
+    of the models' shapes, and well-known ones besides; None where they do not matter. UserError in one sentence, with
+    the line, where something does not fit."""
     given = {name: column for name, column in (columns or {}).items() if column is not None}
     found = _columns(table, wanted, given, d_from)
+    if shape is not None:
+        named = {name: find_column(table, f"--shape {name}=", shape.get(name), SHAPE[name]) for name in SHAPE}
+        found |= {name: column for name, column in named.items() if column is not None}
     if cluster is not None and not _same_as_n(cluster, found.get("N")):
         find_column(table, "--cluster ", cluster, ())
     if len(table.rows) > MOST_ROWS:
@@ -101,7 +116,8 @@ def read_points(
         _labels(table, kept, cluster, found.get("N"), arrays.get("N")),
         np.array([table.places[i] for i in kept], int), table.place, _notes(found, d_from), left_out, [],
         wanted.output, "log residual" if wanted.residual == "log" else
-        f"residual over the largest {wanted.output}")
+        f"residual over the largest {wanted.output}",
+        {name: arrays[name] for name in SHAPE if shape is not None and name in arrays})
     points = _drop(points, drop)
     if len(points.y) < wanted.least:
         left = f"one run ({table.place} {points.places[0]})" if len(points.y) == 1 else f"{len(points.y)} runs"
@@ -143,7 +159,7 @@ def _values(table: Table, wanted: Wanted, columns: Mapping[str, str], skip_bad: 
     kept, values, faults = [], [], list(table.faults)
     scales = {column: scale(column) for column in columns.values()}
     free = [wanted.output] if wanted.residual == "raw" else []
-    read_as = {name: number if name in free else _not_negative if name in wanted.nonnegative else positive
+    read_as = {name: number if name in free else _not_negative if name in (*wanted.nonnegative, "gated") else positive
                for name in columns}
     for i, row in enumerate(table.rows):
         read: dict[str, float] = {}
@@ -217,7 +233,8 @@ def _drop(points: Points, rule: tuple[str, int] | None) -> Points:
     note = f"Dropped the {count} {which} {values} ({points.place}s {', '.join(map(str, gone))})."
     arrays = {name: None if (x := getattr(points, name)) is None else x[keep]
               for name in ("y", "C", "weight", "cluster", "places")}
-    return points._replace(**arrays, x={name: x[keep] for name, x in points.x.items()}, notes=[*points.notes, note])
+    return points._replace(**arrays, x={name: x[keep] for name, x in points.x.items()},
+                           shape={name: x[keep] for name, x in points.shape.items()}, notes=[*points.notes, note])
 
 
 def _warnings(points: Points, table: Table, d_from: float | None) -> list[str]:
