@@ -129,7 +129,7 @@ def test_bad_json_lines(fit, content, sentence):
 
 
 def test_files_that_are_none(tmp_path, capsys, monkeypatch):
-    for path, sentence in ((tmp_path / "no.csv", "there is no such file"), (tmp_path, "is a folder")):
+    for path, sentence in ((tmp_path / "no.csv", "there is no such file"), (tmp_path, "without a finished run")):
         assert main(["fit", str(path)]) == 2
         assert sentence in capsys.readouterr().err
     assert main(["fit"]) == 2 and "FILE is missing" in capsys.readouterr().err
@@ -152,11 +152,20 @@ def test_parquet_without_its_extra(tmp_path, capsys, monkeypatch):
 
 
 def test_parquet(tmp_path, capsys):
+    """Numbers, weights and groups as a Parquet file has them, of whatever type."""
     arrow = pytest.importorskip("pyarrow", reason="the extra jaxpt[parquet] is not installed")
     parquet = pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "runs.parquet"
-    parquet.write_table(arrow.table({"N": N, "D": D, "loss": LOSS}), path)
-    np.testing.assert_array_equal(read_points(read_table(str(path))).loss, LOSS)
+    seed, weight = np.arange(25) % 5, 1.0 + np.arange(25) % 3
+    whole = {"N": N.astype(np.int64), "D": D, "loss": LOSS.astype(np.float32), "seed": seed.astype(np.int8), "w": weight}
+    parquet.write_table(arrow.table(whole), path)
+    points = read_points(read_table(str(path)), cluster="seed", columns={"weight": "w"})
+    np.testing.assert_array_equal(points.N, N.astype(np.int64))
+    np.testing.assert_array_equal(points.loss, LOSS.astype(np.float32))
+    np.testing.assert_array_equal(points.weight, weight)
+    assert points.cluster.tolist() == [str(s) for s in seed] and points.places.tolist() == list(range(1, 26))
+    parquet.write_table(arrow.table({**whole, "loss": [None, *LOSS.tolist()[1:]]}), path)
+    assert main(["fit", str(path)]) == 2 and "row 1: loss is empty" in capsys.readouterr().err
     path.write_bytes(b"PAR1")
     assert main(["fit", str(path)]) == 2 and "not a Parquet file" in capsys.readouterr().err
 
@@ -238,6 +247,18 @@ def test_tokens_from_compute_and_groups(tmp_path):
     assert len(set(read_points(table, d_from=6.0, cluster="N").cluster)) == 5
     with pytest.raises(UserError, match="--cluster rum: .* did you mean run"):
         read_points(table, d_from=6.0, cluster="rum")
+
+
+def test_a_weight_is_a_number_of_copies(fit):
+    """The objective of weighted runs is that of runs written down so many times, and so are its parameters."""
+    copies = 1 + np.arange(25) % 3
+    weighted = text([(*row, str(k)) for row, k in zip(ROWS, copies, strict=True)], ("N", "D", "loss", "w"))
+    repeated = text([row for row, k in zip(ROWS, copies, strict=True) for _ in range(k)])
+    one, other = (json.loads(fit(content, "--json", "--bootstrap", "0", *words)[1])
+                  for content, words in ((weighted, ["--weight", "w"]), (repeated, [])))
+    assert one["objective"] == pytest.approx(other["objective"], rel=1e-9)
+    assert list(one["params"].values()) == pytest.approx(list(other["params"].values()), rel=1e-7)
+    assert one["params"] != json.loads(fit(weighted, "--json", "--bootstrap", "0")[1])["params"]
 
 
 def test_clusters_and_other_objectives_from_the_command(fit):

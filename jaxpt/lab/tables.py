@@ -1,4 +1,4 @@
-"""Tables of runs from files: CSV, JSON lines, Parquet. Nothing is dropped without its line being named."""
+"""Tables of runs from files: CSV, JSON lines, Parquet, folders of runs. Nothing is dropped without its line being named."""
 
 import csv
 import gzip
@@ -21,20 +21,22 @@ class Table(NamedTuple):
     path: str
     columns: tuple[str, ...]
     rows: list[dict[str, Any]]  # cells as read: text from CSV, values from JSON and Parquet
-    places: list[int]  # line number of each row (row number in Parquet)
+    places: list[int]  # line number of each row (row number in Parquet and of runs)
     faults: list[tuple[int, str]]  # (line, why it is no row)
     place: str = "line"
 
 
 def read_table(path: str) -> Table:
-    """By the file's ending: .jsonl or .ndjson, .parquet, else CSV (or JSON lines, if it starts with a brace);
+    """A folder: the runs in it. Else by the file's ending: .jsonl or .ndjson, .parquet, else CSV (or JSON lines, if it starts with a brace);
     .gz in addition. UserError, one sentence with the line, for a file that is no table."""
     file = Path(path)
     endings = [ending.lower() for ending in file.suffixes]
     if not file.exists():
         raise UserError(f"{path}: there is no such file")
     if file.is_dir():
-        raise UserError(f"{path} is a folder: a CSV, JSON-lines or Parquet file is expected")
+        from jaxpt.lab.run_tables import read_runs  # which is made of what is defined here
+
+        return read_runs(path)
     if ".parquet" in endings:
         return _parquet(path)
     text = _text(file, zipped=endings[-1:] == [".gz"])
