@@ -1,6 +1,6 @@
-"""Errata: statements about training objectives that are often made and wrong, what holds, numbers for both.
+"""Errata: statements about training objectives and scaling laws that are often made and wrong, what holds, numbers for both.
 
-`jaxpt list errata` prints this table. It is data alone; tests/test_errata.py computes every number in it.
+`jaxpt list errata` prints this table. It is data alone; tests/test_errata*.py compute every number in it.
 """
 
 from typing import NamedTuple
@@ -32,7 +32,7 @@ PAIR = "pi = (0.7, 0.2, 0.1), ref = (0.2, 0.3, 0.5), samples from pi"
 SCHULMAN_2020 = "Schulman 2020, joschu.net/blog/kl-approx.html"
 TANG_MUNOS = "Tang and Munos 2025, arXiv 2506.09477"
 
-ERRATA = (
+OBJECTIVES = (
     # Divergences.
     Erratum(
         "k3_direction",
@@ -307,6 +307,74 @@ ERRATA = (
         (Number("the least value; the loss of these tokens, of which 9 in 10 go to one expert", 1.0, 0.9344),),
     ),
 )
+
+SCALING = (
+    Erratum(
+        "kaplan_sum",
+        "Kaplan et al.'s law is a sum: L = (N_c/N)^alpha_N + (D_c/D)^alpha_D + (C_c/C)^alpha_C + L_inf.",
+        "L(N, D) = ((N_c/N)^(alpha_N/alpha_D) + D_c/D)^alpha_D, without a floor. Each power alone is the law of one "
+        "bottleneck, and C = 6 N D is no third one.",
+        "Kaplan et al. 2020, arXiv 2001.08361, eq. 1.1-1.3 and 1.5",
+        "N = 1.5e9, D = 2e10, the constants of eq. 1.1-1.3, L_inf = 0",
+        (Number("loss in nats", 6.984, 2.381), Number("loss in nats, the sum without its third term", 4.422, 2.381)),
+    ),
+    Erratum(
+        "kaplan_exponents",
+        "alpha_N = 0.076 against alpha_D = 0.095 says that size lowers the loss more than data; hence N* ~ C^0.73.",
+        "The larger exponent is the data's. L(N, D) alone gives N* ~ C^(alpha_D/(alpha_N + alpha_D)); 0.73 comes from "
+        "another fit, of the loss against the least compute: about 0.054/0.076.",
+        "Kaplan et al. 2020, arXiv 2001.08361, eq. 1.5 and section 6.2",
+        "alpha_N = 0.076, alpha_D = 0.095",
+        (
+            Number("exponent of N* under L(N, D)", 0.73, 0.5556),
+            Number("share of the loss that twice the size takes away, of its own law", None, 0.05132),
+            Number("share of the loss that twice the data takes away, of its own law", None, 0.06373),
+        ),
+    ),
+    Erratum(
+        "chinchilla_optimum",
+        "N* = (alpha/beta C/6)^(alpha beta/(alpha + beta)), D* = (beta/alpha C/6)^(alpha beta/(alpha + beta)): with equal "
+        "exponents both grow as C^0.5.",
+        "N* = G (C/6)^(beta/(alpha + beta)), D* = (C/6)^(alpha/(alpha + beta)) / G, G = (alpha A/(beta B))^(1/(alpha + "
+        "beta)), so that 6 N* D* = C. alpha beta/(alpha + beta) is the exponent of the loss, 0.17 at 0.34 and 0.34.",
+        "Hoffmann et al. 2022, arXiv 2203.15556, eq. 4",
+        "C = 5.76e23; A = 406.4, B = 410.7, E = 1.69, alpha = 0.34, beta = 0.28",
+        (Number("N*", 3482.0, 3.219e10), Number("D*", 3281.0, 2.982e12), Number("6 N* D* / C", 1.19e-16, 1.0)),
+    ),
+    Erratum(
+        "twenty_tokens",
+        "The Chinchilla law says 20 tokens per parameter.",
+        "Its fitted constants, as they were printed, say 92.6 at Chinchilla's own budget; 20 is what approaches 1 and 2 "
+        "gave. The data refitted say 18.4 there. With alpha and beta unlike the ratio moves with the budget.",
+        "Hoffmann et al. 2022, arXiv 2203.15556, table 3; Besiroglu et al. 2024, arXiv 2404.10102",
+        "D*/N*; (A, B, E, alpha, beta) = (406.4, 410.7, 1.69, 0.34, 0.28), refitted (482.01, 2085.43, 1.8172, 0.3478, "
+        "0.3658)",
+        (
+            Number("the printed constants, C = 5.76e23", 20.0, 92.65), Number("the refit, C = 5.76e23", 20.0, 18.39),
+            Number("the printed constants, C = 5.76e21", 20.0, 59.33),
+        ),
+    ),
+    Erratum(
+        "tenth_less_loss",
+        "With L ~ C^-a, a = 0.05 to 0.10, a loss lower by 10% takes 6 to 12 times the compute.",
+        "(1 / 0.9)^(1/a). And only what is above the floor E falls like that: below one, the same 10% takes orders of "
+        "magnitude more.",
+        "set L2 / L1 = 0.9; Hoffmann et al. 2022, arXiv 2203.15556, eq. 4",
+        "E = 0, then E = 1.69 and L1 = 2.2",
+        (
+            Number("times the compute, a = 0.05", 12.0, 8.225), Number("times the compute, a = 0.10", 6.0, 2.868),
+            Number("times the compute, a = 0.05, with the floor", 12.0, 80070.0),
+        ),
+    ),
+    Erratum(
+        "third_more_compute",
+        "33% more compute (utilisation from 60% to 80%) lowers the loss by 1.33^a - 1.",
+        "By 1 - 1.33^-a of what is above the floor.", "set C2 / C1 = 1.33 in L ~ C^-a", "E = 0",
+        (Number("share of the loss, a = 0.05", 0.01436, 0.01416), Number("share of the loss, a = 0.10", 0.02893, 0.02812)),
+    ),
+)
+ERRATA = OBJECTIVES + SCALING
+
 
 
 def _told(number: Number) -> str:

@@ -1,4 +1,5 @@
-"""Every number of jaxpt.errata, computed: what is often said and what is right, the table held against both.
+"""The numbers of jaxpt.errata about objectives, computed: what is often said and what is right, the table held against
+both.
 
 Sums over all outcomes stand for expectations; everything is in 64 bits.
 """
@@ -14,12 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from errata_numbers import agrees, check, noted_in
 from scipy.integrate import quad
 from scipy.stats import norm
 
 from jaxpt.cli import main
 from jaxpt.envs import exact
-from jaxpt.errata import ERRATA, record
+from jaxpt.errata import ERRATA, OBJECTIVES, record
 from jaxpt.objectives import distillation, kl, lengths, policy, ratios, shaping, supervised
 from jaxpt.objectives.algebra import compose
 from jaxpt.objectives.parts import Penalty
@@ -41,33 +43,16 @@ def in_64_bits():
         yield
 
 
-def computes(name):
-    def note(function):
-        assert name not in COMPUTED
-        COMPUTED[name] = function
-        return function
-    return note
+computes = noted_in(COMPUTED)
 
 
-def agrees(stated, computed):
-    """Equal to four significant digits."""
-    if stated is None or computed is None:
-        return stated is computed
-    unit = 10.0 ** (math.floor(math.log10(abs(stated))) - 3) if stated else 1e-9
-    return abs(float(computed) - stated) <= 0.5001 * unit
-
-
-@pytest.mark.parametrize("row", ERRATA, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", OBJECTIVES, ids=lambda row: row.name)
 def test_the_numbers_are_those_computed(row):
-    pairs = COMPUTED[row.name]()
-    assert len(pairs) == len(row.numbers)
-    for number, (said, right) in zip(row.numbers, pairs):
-        assert agrees(number.said, said), (number, said)
-        assert agrees(number.right, right), (number, right)
+    check(row, COMPUTED[row.name]())
 
 
 def test_every_row_is_computed_and_nothing_else():
-    assert list(COMPUTED) == [row.name for row in ERRATA]
+    assert list(COMPUTED) == [row.name for row in OBJECTIVES]
 
 
 def test_rows_are_complete_and_numbers_tell_the_two_apart():
