@@ -269,12 +269,22 @@ def test_clusters_and_other_objectives_from_the_command(fit):
         assert entry["method"]["objective"] == objective and entry["method"]["resample"] == "wild"
 
 
-def test_a_figure(fit, tmp_path):
+@pytest.mark.parametrize("words", [["--budget", "1e22"], ["--bootstrap", "0"], ["--next", "3"], ["--isoflop"]])
+def test_a_figure_of_every_report(fit, tmp_path, words):
     pytest.importorskip("matplotlib")
     for name in ("x.png", "x.svg"):
-        assert fit(text(), "--figure", str(tmp_path / name), "--budget", "1e22")[0] == 0
+        assert fit(text(), "--figure", str(tmp_path / name), *words)[0] == 0
         assert (tmp_path / name).stat().st_size > 10_000
     assert (tmp_path / "x.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_figure_of_runs_that_tell_no_exponents(fit, tmp_path):
+    """All runs have one size, or the law fits them exactly: no map, and no traceback."""
+    pytest.importorskip("matplotlib")
+    exact = text([(n, d, repr(y)) for (n, d, _), y in zip(ROWS, law(TRUE, N, D).tolist(), strict=True)])
+    for content in (text([("1e8", d, y) for _, d, y in ROWS]), exact):
+        code, _, err = fit(content, "--figure", str(tmp_path / "x.png"))
+        assert code == 0 and err == "" and (tmp_path / "x.png").stat().st_size > 10_000
 
 
 def test_neither_jax_nor_scipy_nor_matplotlib_is_imported(tmp_path):

@@ -64,7 +64,7 @@ OPTIONS = {
                        "of --next: a of N* ~ C^a, or loss* or N* at --budget (loss with --budget, else a)"),
     "--flop-constant": Option(positive, None, "k in C = k N D (the value of --d-from, or 6)"),
     **ask.OPTIONS,
-    "--figure": Option(figure_name, None, "write data, curves and residuals to a .png, .pdf or .svg"),
+    "--figure": Option(figure_name, None, "draw the report (also of --isoflop and --next) to a .png, .pdf or .svg"),
     "--json": Option(None, False, "for machines, with all digits"),
     "--markdown": Option(None, False, "as Markdown"),
     "--help": Option(None, False, "this text"),
@@ -177,6 +177,11 @@ def _plan(path: str, values: dict) -> str:
     points = _points(path, values, Wanted())
     entry = plan_report.record(points, values["--next"], target, values["--budget"], values["--spend"], _flop(values),
                                _refits(values, 1000), values["--seed"], values["--objective"], values["--delta"])
+    if values["--figure"] is not None:
+        from jaxpt.lab.fit_figure import write
+        from jaxpt.lab.plan_figure import draw
+
+        write(values["--figure"], draw(entry, points))
     return _reported(plan_report, entry, values)
 
 
