@@ -31,6 +31,7 @@ from mutation.world import HELPERS, TESTS, Case, World, cases, failure
 SLOW = 8.0  # CPU-seconds of a test from which on it comes last
 SOON = 20.0  # CPU-seconds of tests before a change is compared with the original
 MANY = 90.0  # CPU-seconds after which a change has survived many examples
+FRESH = 25  # changes after which a worker starts anew: traces take memory
 BASE: World  # of a worker
 KNOWN: dict
 VERDICTS: dict[tuple[str, frozenset], str] = {}
@@ -232,7 +233,7 @@ def main():
     done = {r["id"]: r for r in done if stands(r)}
     drawn = draw(args.count, args.seed, args.only)
     left = [(site, aside) for site, aside in drawn if site.id not in done]
-    with ProcessPoolExecutor(args.workers, get_context("spawn"), ready, (known,)) as workers:
+    with ProcessPoolExecutor(args.workers, get_context("spawn"), ready, (known,), max_tasks_per_child=FRESH) as workers:
         for judged in as_completed([workers.submit(judge, one) for one in left]):
             record = judged.result()
             done[record["id"]] = record

@@ -19,8 +19,8 @@ from mutation.sites import ROOT
 
 TESTS = (  # the modules whose tests look at objectives without training anything
     "test_masked", "test_constants", "test_value", "test_bonuses", "test_advantages", "test_lengths", "test_reward",
-    "test_supervised", "test_distillation", "test_preference", "test_pairs", "test_prepare", "test_objectives", "test_rows", "test_public_faults",
-    "test_public_faults_losses", "test_public_faults_preference", "test_public_faults_distillation",
+    "test_supervised", "test_distillation", "test_preference", "test_pairs", "test_prepare", "test_objectives", "test_rows",
+    "test_public_faults", "test_public_faults_losses", "test_public_faults_preference", "test_public_faults_distillation",
 )
 HELPERS = ("policy_loops", "prepare_loops", "advantage_loops", "preference_loops")
 TOO_LONG = 60  # CPU-seconds that one test may take before it counts as failed
