@@ -202,6 +202,15 @@ def test_what_is_missing_besides_the_reward():
         assert got[name][2] == 0
 
 
+def test_parts_are_standardised_as_rewards_are():
+    parts = jax.random.normal(jax.random.key(1), (6, 2))
+    group = jnp.asarray([0, 0, 0, 1, 1, 1])
+    both = adv.standardised_parts(jnp.sum(parts, 1), group, parts=parts)
+    np.testing.assert_allclose(both, sum(adv.standardised(x, group) for x in parts.T), rtol=1e-5)
+    one = parts[:3, 0] - parts[:3, 0].mean()
+    np.testing.assert_allclose(adv.standardised(parts[:, 0], group)[:3], one / jnp.std(one, ddof=1), rtol=1e-5)
+
+
 def test_constants_of_single_advantages():
     rewards, group = jnp.asarray([0.0, 0.0, 0.0, 4.0]), jnp.zeros(4, jnp.int32)
     for ddof in (0, 1):

@@ -50,6 +50,13 @@ def test_against_loops(seed, gamma):
     assert all((x[~mask] == 0).all() for name, x in got.items() if name != "visits")
 
 
+def test_what_is_masked_gets_no_gradient_of_the_novelty():
+    mask = jnp.asarray([[1, 1, 0, 1, 1]]) > 0
+    features = jnp.where(mask[..., None], jax.random.normal(jax.random.key(0), (1, 5, F)), jnp.nan)
+    grad = jax.grad(lambda x: jnp.sum(bonuses.episodic_novelty(x, mask, 2)))(features)
+    assert jnp.isfinite(grad).all() and (grad[0, 2] == 0).all() and (grad[0, 4] != 0).any()
+
+
 def test_potentials_keep_the_best_policy_and_a_bonus_per_step_does_not():
     """Two ways to one reward of 1: straight, or round a loop first. A bonus for standing next to the goal pays the loop;
     as a potential it cancels (Ng, Harada, Russell 1999)."""
