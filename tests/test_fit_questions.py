@@ -5,11 +5,16 @@ import os
 
 import numpy as np
 import pytest
+import scaling_data
 
 from jaxpt.cli import main
-from jaxpt.scaling import flops
-from jaxpt.scaling.chinchilla import law
+from jaxpt.scaling import costs, flops
+from jaxpt.scaling.chinchilla import fit as certified
+from jaxpt.scaling.chinchilla import law, prepare
 from jaxpt.scaling.frontier import compute_for, optimum
+from jaxpt.scaling.questions import Asked
+from jaxpt.scaling.questions import answers as answered
+from jaxpt.scaling.uncertainty import refits
 
 TRUE = np.array([406.4, 410.7, 1.69, 0.34, 0.28])
 LAYERS, WIDTH = np.repeat([2.0, 4, 6, 8, 12], 5), np.repeat([128.0, 256, 384, 512, 768], 5)
@@ -101,6 +106,18 @@ def test_a_loss_below_E_is_out_of_reach_and_said_to_be(fit):
     assert code == 0 and entry["answers"]["reach"]["C"]["value"] is None
     assert entry["answers"]["loss_drop"]["factor"]["value"] is None
     assert sum("no compute gets there" in sentence for sentence in entry["warnings"]) == 2
+
+
+def test_what_a_lower_loss_takes_by_the_chinchilla_runs():
+    """The printed rule, 6 to 12 times the compute for a tenth less loss, takes E for 0. By the runs themselves a
+    twentieth takes more than that, at every end of the interval, and a tenth is below E for most refits."""
+    found = certified(prepare(*scaling_data.epoch()))
+    samples = refits(found, "case", 200, 0).params
+    tenth, twentieth = (answered(found.params, samples, Asked(budget=5.76e23, loss_drop=share))[0] for share in (0.1, 0.05))
+    assert tenth.values["factor"] == np.inf and twentieth.values["factor"] == pytest.approx(262, rel=0.01)
+    assert twentieth.spreads["factor"].low > 12 and twentieth.values["factor_if_E_were_0"] < 2
+    assert tenth.spreads["factor"].low > 1000 and tenth.spreads["factor"].high == np.inf
+    assert np.mean([costs.factor_for_drop(p, 5.76e23, 0.1) == np.inf for p in samples]) > 0.5
 
 
 def test_money_is_a_budget_and_utilisation_is_money(answers):

@@ -14,6 +14,7 @@ from jaxpt.scaling.frontier import Cost, Optimum
 from jaxpt.scaling.uncertainty import Spread, spread
 
 SOLVED = 200
+FAR = 1e300  # stands for what is out of reach
 STEP = 1.1  # factor of compute over which a slope is taken
 
 
@@ -50,11 +51,11 @@ def _answer(name: str, words: str, ask: Callable[[np.ndarray], dict[str, float]]
     return Answer(name, words, values, {key: _spread(x, [row[key] for row in drawn]) for key, x in values.items()})
 
 
-@np.errstate(invalid="ignore")  # inf - inf: no interval of what is out of reach
 def _spread(value: float, drawn: list[float]) -> Spread:
-    """About the value: what no refit changes has a standard error of exactly 0."""
-    se, low, high = spread(np.array(drawn) - value)
-    return Spread(se, value + low, value + high)
+    """About the value, so that what no refit changes has a standard error of exactly 0."""
+    about = value if np.isfinite(value) else 0.0
+    se, low, high = spread(np.minimum(drawn, FAR) - about)  # quantiles between infinities would be NaN
+    return Spread(se, *(np.where(x > FAR / 1e100, np.inf, about + x) for x in (low, high)))
 
 
 def _questions(asked: Asked) -> dict[str, tuple[str, Callable[[np.ndarray], dict[str, float]]]]:
