@@ -67,8 +67,10 @@ def test_what_is_no_ladder_is_named(tmp_path, capsys):
     assert main(["fit", str(tmp_path), "--skip-bad", "--bootstrap", "0", "--json"]) == 0
     entry = json.loads(capsys.readouterr().out)
     assert entry["n_points"] == 24 and entry["input"]["left_out"][0]["row"] == 25
-    (tmp_path / "a" / "curves.npz").write_bytes(b"PK broken")
-    assert main(["fit", str(tmp_path)]) == 2 and capsys.readouterr().err.count("\n") == 1
+    whole = (tmp_path / "a" / "curves.npz").read_bytes()
+    for broken in (b"PK broken", whole[:500], whole[:-200], b""):
+        (tmp_path / "a" / "curves.npz").write_bytes(broken)
+        assert main(["fit", str(tmp_path)]) == 2 and capsys.readouterr().err.count("\n") == 1
 
 
 def test_a_run_that_diverged_is_a_row_that_cannot_be_read(tmp_path, capsys):
