@@ -211,7 +211,7 @@ CLAIMS = (
     ),
     Claim(
         name="one_rate_for_the_run_lowers_it",
-        statement="With the best fixed rate instead, B_crit is lower by more than a fifth.",
+        statement="With the best fixed rate instead, B_crit is lower by more than 18%.",
         estimand=falls_with_a_fixed_rate, margin=0.2,
         control_name="one half of the batch sizes against the other", control=falls_between_halves,
     ),
