@@ -20,16 +20,15 @@ def share(text: str) -> float:
 
 OPTIONS = {
     "--count": Option(one_of("kaplan", "last-layer", "attention", "chinchilla", "table"), None,
-                      "another count of FLOPs for --budget: kaplan (6 N without embeddings), last-layer, attention, "
-                      "chinchilla (all), or table (its own column)"),
-    "--shape": Option(pairs(str), (), "layers=L,width=d_model,vocab=50257: columns or numbers for --count, of layers, "
-                                      "width, ff, heads, head_width, vocab, context, gated"),
+                      "another count of FLOPs for --budget: kaplan, last-layer, attention, chinchilla, table (its own)"),
+    "--shape": Option(pairs(str), (),
+                      "layers=L,width=d_model,vocab=50257: the runs' shapes for --count, columns or numbers"),
     "--serve": Option(positive, None, "tokens of inference that --budget or --reach pays for too, at 2 N each"),
     "--unique": Option(positive, None, "tokens that exist: the best N and epochs of --budget when data repeat"),
     "--reach": Option(positive, None, "a loss: the least compute that gets there, and its N and D"),
     "--loss-drop": Option(share, None, "0.1: by what factor --budget must grow for a loss lower by that share"),
-    "--machine": Option(pairs(positive), (), "peak=989T,mfu=0.4,price=2.5: FLOP/s of an accelerator, the share of them "
-                                             "that is used, money an hour: hours and money of --budget and --reach"),
+    "--machine": Option(pairs(positive), (),
+                        "peak=989T,mfu=0.4,price=2.5: an accelerator's FLOP/s, the share used, money an hour"),
     "--money": Option(positive, None, "the budget in money of --machine instead of --budget"),
     "--better-mfu": Option(share, None, "what that utilisation instead of the --machine's is worth"),
 }
