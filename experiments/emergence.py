@@ -11,7 +11,7 @@ Source: Schaeffer et al. 2023 (arXiv 2304.15004) for exact match as the product 
 size. The exponents and the place of the transition are assumed.
 Command: jaxpt run emergence
 Expected: exact match is at nothing for 0.58 of the decades, right tokens for none; the small models foretell 0.40 where it
-is 0.44, and 0.00 under a transition where it is 0.54; the contaminated test shows 0.42 where fresh items are below 0.05.
+is 0.44, and 0.00 under a transition where it is 0.54; the contaminated test shows 0.41 where fresh items are below 0.05.
 All claims supported, every control refuted.
 Minutes: 0.2.
 """

@@ -8,7 +8,7 @@ with B_crit near the mean of B_noise over the run.
 
 Source: McCandlish et al. 2018 (arXiv 1812.06162), eq. 2.6-2.11.
 Command: jaxpt run noise_scale
-Expected: B_crit near 180, 1.5 times the mean of B_noise; the hyperbola is within a few percent. The best fixed rate has a
+Expected: B_crit near 186, 1.55 times the mean of B_noise; the hyperbola is within 6%. The best fixed rate has a
 B_crit of about 50, and with small batches takes half the steps of the rate that is best for each step, which is greedy.
 All claims supported, every control refuted.
 Minutes: 1.
