@@ -191,6 +191,31 @@ def test_at_least_0_and_0_only_at_equality_where_the_gradient_vanishes(seed):
         assert value > 0 or not batch["mask"].any(), name
 
 
+@pytest.mark.parametrize("out_of_reach", [-1e4, -1e9])
+def test_an_entry_out_of_reach_costs_no_digits(out_of_reach):
+    """As masks are often written; a formula in log(t/s) that cancels later loses 0.05% at -1e4 and everything at -1e9."""
+    batch, rng = draw(4)
+    for x in (batch["student_logits"], batch["teacher_logits"]):
+        np.put_along_axis(x, rng.integers(0, V, (B, T, 1)), out_of_reach, axis=-1)
+    bounded = {"jsd", "gkd", "jsd_rescaled", "skew_kl", "skew_reverse_kl", "tvd", "alpha_divergence"}
+    for alpha in (0.3, 0.5, 0.8):
+        hyper = {**HYPER, "alpha_divergence": {"alpha": alpha}}
+        for name, (value, (grad, _), _) in run(batch, hyper).items():
+            assert np.isfinite(value) and np.isfinite(grad).all(), name
+            if name in bounded:
+                np.testing.assert_allclose(value, loop(name, batch, hyper), rtol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("x", [0.098, -0.098])
+def test_the_series_has_six_terms_up_to_its_edge(x):
+    """One entry decides: q - p = q x at a probability of a twentieth."""
+    q = np.array([0.05, 0.95])
+    p = q + [0.05 * x, -0.05 * x]
+    exact = np.sum(q * (p / q - 1 - np.log(p / q)))
+    got = kl_to_mixture(*(distribution(jnp.log(jnp.asarray(z, jnp.float32))) for z in (q, p)), np.float32(1.0))
+    np.testing.assert_allclose(got, exact, rtol=1e-5)
+
+
 @given(seed=seeds)
 def test_a_padded_vocabulary_is_neutral(seed):
     """-inf on both sides, as where a vocabulary is padded: the same value and gradient as of the smaller vocabulary."""

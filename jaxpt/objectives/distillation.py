@@ -106,7 +106,8 @@ def alpha_divergence(s: Distribution, t: Distribution, *, alpha: float) -> Array
     """(1 - sum_v t^alpha s^(1 - alpha)) / (alpha (1 - alpha)), alpha in [0, 1]: KL(s || t) at 0, KL(t || s) at 1.
 
     By entries, as kl_to_mixture: with base b, other o, u = log(o/b) and the other's exponent a, at most 1/2,
-    (o - b - b u - (b e^(a u) - b - b a u) / a) / (1 - a), each of the two excesses a series where it would cancel.
+    (o - b - (b e^(a u) - b) / a) / (1 - a); where a u is small the excesses of both exponentials over their tangents
+    stand for it, and a series for an excess that would cancel.
     """
     swap = jnp.asarray(alpha) < 0.5
     base, other = (jax.tree.map(lambda x, y: jnp.where(swap, x, y), *pair) for pair in ((s, t), (t, s)))
@@ -119,11 +120,11 @@ def alpha_divergence(s: Distribution, t: Distribution, *, alpha: float) -> Array
 
     near, slow = jnp.abs(u) < 0.1, jnp.abs(a * u) < 0.1
     whole = jnp.where(near, base.p * u**2 * series(jnp.where(near, u, 0.0)), other.p - base.p - base.p * u)
-    x = jnp.where(slow, 0.0, a * u)
-    geometric = jnp.exp(jnp.where(slow, 0.0, base.logp + x))
     flat = base.p * a * u**2 * series(jnp.where(slow, a * u, 0.0))
-    part = jnp.where(slow, flat, (geometric - base.p - base.p * x) / some)
-    entries = jnp.where(base.there & other.there, (whole - part) / (1 - a), other.p / (1 - a) + base.p / some)
+    geometric = jnp.exp(jnp.where(slow, 0.0, base.logp + a * u))
+    apart = other.p - base.p - (geometric - base.p) / some
+    both = jnp.where(slow, whole - flat, apart) / (1 - a)
+    entries = jnp.where(base.there & other.there, both, other.p / (1 - a) + base.p / some)
     infinite = jnp.any(base.there & ~other.there, axis=-1) & (a == 0)
     return jnp.where(infinite, jnp.inf, jnp.sum(entries, axis=-1))
 
