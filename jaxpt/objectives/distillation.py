@@ -34,9 +34,9 @@ class Distribution(NamedTuple):
 
 
 def distribution(logits: Array) -> Distribution:
-    """softmax over the last axis."""
+    """softmax over the last axis; of nothing, where all logits are -inf, every probability is 0."""
     there = logits > -jnp.inf
-    logits, _ = centred(logits)
+    logits, _ = centred(jnp.where(jnp.any(there, axis=-1, keepdims=True), logits, 0.0))
     logp = jnp.where(there, logits, 0.0) - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
     return Distribution(jnp.where(there, jnp.exp(logp), 0.0), logp, there)
 
