@@ -20,7 +20,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -227,15 +226,15 @@ def main():
     parser.add_argument("--workers", type=int, default=2, help="processes")
     args = parser.parse_args()
     known = args.out.with_suffix(".baseline.json")
-    with ProcessPoolExecutor(1, get_context("spawn")) as first:  # jax's threads outlive no fork
-        print(*first.submit(ready, known).result(), sep="\n")
+    spawned = get_context("spawn")  # jax's threads outlive no fork
+    with spawned.Pool(1) as first:
+        print(*first.apply(ready, (known,)), sep="\n")
     done = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out.exists() else []
     done = {r["id"]: r for r in done if stands(r)}
     drawn = draw(args.count, args.seed, args.only)
     left = [(site, aside) for site, aside in drawn if site.id not in done]
-    with ProcessPoolExecutor(args.workers, get_context("spawn"), ready, (known,), max_tasks_per_child=FRESH) as workers:
-        for judged in as_completed([workers.submit(judge, one) for one in left]):
-            record = judged.result()
+    with spawned.Pool(args.workers, ready, (known,), maxtasksperchild=FRESH) as workers:
+        for record in workers.imap_unordered(judge, left):
             done[record["id"]] = record
             with args.out.open("a") as file:
                 file.write(json.dumps(record) + "\n")
