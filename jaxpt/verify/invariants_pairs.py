@@ -99,7 +99,7 @@ def margin_matters(b: Bench, x: Example) -> Parts:
     x = _usual(x)
     call = {**x, "margin": x["margin"] + 0.7}
     out, base = b.run(call), b.run(x)
-    return [Part("value", out.value - base.value, 1e-6, 1e-7, "at_least", call, out.raised)]
+    return [Part("value", out.value, base.value + 1e-6, 1e-7, "at_least", call, out.raised)]
 
 
 def not_exchangeable(b: Bench, x: Example) -> Parts:

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from cases_policy import PEERS, SKYRL_AT
-from parity import GROUP, Case, G, of_prepare
+from parity import Case, G, of_prepare
 from wheels import Config
 
 from jaxpt.objectives import value
@@ -20,7 +21,7 @@ VAR = {"var_eps": 1e-8}  # of advantages of size 1: a change of it is none
 
 def outcome(call, x, **more):
     """(advantages, returns) of the rewards of responses; the second are the first."""
-    return {"advantages": call(x["token_rewards"], x["m"], index=GROUP, **more)[0] * x["m"]}
+    return {"advantages": call(x["token_rewards"], x["m"], index=np.asarray(x["group"]), **more)[0] * x["m"]}
 
 
 def with_values(call, x, **more):
@@ -80,14 +81,14 @@ def openrlhf(method, x, estimator, gamma=1.0, lam=1.0, beta=0.0):
     utils = sys.modules["openrlhf.models.utils"]
     args = Config(
         algo=Config(advantage=Config(estimator=estimator, gamma=gamma, lambd=lam, no_std_norm=False)),
-        rollout=Config(n_samples_per_prompt=G), reward=Config(clip_range=(-10.0, 10.0)),
+        rollout=Config(n_samples_per_prompt=int((x["group"] == x["group"][0]).sum())), reward=Config(clip_range=(-10.0, 10.0)),
     )
     self = SimpleNamespace(strategy=Config(args=args), advantage_estimator=estimator, kl_ctl=Config(value=beta))
     for name in ("get_advantages_and_returns", "get_cumulative_returns"):
         setattr(self, name, partial(getattr(maker, name), self))
     kl = utils.compute_approx_kl(x["old_logp"], x["ref_logp"]) if beta else 0.0 * x["m"]
     experience = SimpleNamespace(
-        index=list(range(len(GROUP))), rewards=x["untied"], kl=kl, action_mask=x["m"], values=x["values"], info={}
+        index=list(range(len(x["m"]))), rewards=x["untied"], kl=kl, action_mask=x["m"], values=x["values"], info={}
     )
     method(self, [experience])
     gae = {"returns": experience.returns * x["m"]} if estimator == "gae" else {}
@@ -144,7 +145,7 @@ def skyrl(name, row, constants, call=outcome, *, given=(), reads=(), masks="rows
 
 
 def of_untied(call, x):
-    return outcome(call, {"m": x["m"], "token_rewards": x["last"] * x["untied"][:, None]})
+    return outcome(call, {"m": x["m"], "group": x["group"], "token_rewards": x["last"] * x["untied"][:, None]})
 
 
 SKYRL = [

@@ -49,10 +49,11 @@ def dpo(call, x, loss_type="sigmoid", **settings):
 
     both = lambda a, b: torch.cat([a, b])  # noqa: E731
     mask = both(x["mask"], x["rejected_mask"])
-    wide = torch.zeros(2 * B, T + 1, dtype=torch.long)
+    zeros = torch.zeros(mask.shape)
+    wide = torch.zeros(len(mask), mask.shape[1] + 1, dtype=torch.long)
     wide[:, 1:] = mask
     outputs = lambda logp: SimpleNamespace(  # noqa: E731
-        log_probs=logp * mask, entropy=torch.zeros(2 * B, T), mean_logits=torch.zeros(2 * B, T), is_top1=mask,
+        log_probs=torch.where(mask, logp, 0.0), entropy=zeros, mean_logits=zeros, is_top1=mask,
         log_sum_sq_probs=both(x["collision"], x["collision"]),
     )
     policy = lambda **kwargs: outputs(both(x["logp"], x["rejected_logp"]))  # noqa: E731
@@ -79,9 +80,9 @@ def kto(call, x):
     import torch
 
     mask = x["mask"].long()
-    wide = torch.cat([torch.zeros(B, 1, dtype=torch.long), mask], 1)
+    zeros, wide = torch.zeros(mask.shape), torch.cat([torch.zeros(len(mask), 1, dtype=torch.long), mask], 1)
     outputs = lambda logp: SimpleNamespace(  # noqa: E731
-        log_probs=logp * mask, entropy=torch.zeros(B, T), mean_logits=torch.zeros(B, T)
+        log_probs=logp * mask, entropy=zeros, mean_logits=zeros
     )
     (kl_logp, kl_ref), policy = sums(x, "rejected_logp", "ref_rejected_logp"), lambda **kwargs: outputs(x["logp"])
     trainer = SimpleNamespace(
@@ -124,7 +125,7 @@ def rewards(call, x, margin=False, center=None):
         model=SimpleNamespace(training=False), args=SimpleNamespace(center_rewards_coefficient=center), accelerator=SAME,
         _total_train_tokens=0, _tp_size=1, _metrics=defaultdict(lambda: defaultdict(list)),
     )  # fmt: skip
-    inputs = {"attention_mask": torch.ones(2 * B, T)} | ({"margin": x["margin"]} if margin else {})
+    inputs = {"attention_mask": torch.ones(2 * len(x["chosen_score"]), T)} | ({"margin": x["margin"]} if margin else {})
     return call(trainer, lambda **kwargs: SimpleNamespace(logits=scores()), inputs)
 
 

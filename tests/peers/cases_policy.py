@@ -6,7 +6,7 @@ from functools import partial
 from types import SimpleNamespace
 from unittest.mock import patch
 
-from parity import GROUP, B, Case, G, T, of_loss
+from parity import GROUP, Case, G, T, of_loss
 from wheels import Config
 
 from jaxpt.objectives.peers import ROWS
@@ -35,8 +35,9 @@ def trl(call, x, level="token", **settings):
             "sapo_temperature_neg": 1.05, "vespo_k_pos": 2.0, "vespo_lambda_pos": 3.0, "vespo_k_neg": 3.0,
             "vespo_lambda_neg": 2.0}  # fmt: skip
     args |= {k: settings.pop(k) for k in args.keys() & settings}
+    rows, width = x["mask"].shape
     trainer = SimpleNamespace(
-        _get_per_token_logps_and_entropies=lambda *a, **k: (x["logp"], torch.zeros(B, T), None), args=SimpleNamespace(**args),
+        _get_per_token_logps_and_entropies=lambda *a, **k: (x["logp"], torch.zeros(rows, width), None), args=SimpleNamespace(**args),
         accelerator=SAME, model=SimpleNamespace(training=True), _metrics=defaultdict(lambda: defaultdict(list)),
         aux_loss_enabled=False, top_entropy_quantile=1.0, use_vllm=False,
         _entropy_bonus_enabled=False, current_gradient_accumulation_steps=1, max_completion_length=T,
@@ -45,8 +46,8 @@ def trl(call, x, level="token", **settings):
     )  # fmt: skip
     mask = x["mask"].long()
     return call(trainer, None, {
-        "prompt_ids": torch.zeros(B, 1, dtype=torch.long), "prompt_mask": torch.ones(B, 1, dtype=torch.long),
-        "completion_ids": torch.zeros(B, T, dtype=torch.long), "completion_mask": mask, "advantages": x["advantage"],
+        "prompt_ids": torch.zeros(rows, 1, dtype=torch.long), "prompt_mask": torch.ones(rows, 1, dtype=torch.long),
+        "completion_ids": torch.zeros(rows, width, dtype=torch.long), "completion_mask": mask, "advantages": x["advantage"],
         "old_per_token_logps": x["old_logp"], "ref_per_token_logps": x["ref_logp"], "num_items_in_batch": mask.sum(),
         "old_logps": (x["old_logp"] * mask).sum(1),
     })  # fmt: skip
@@ -149,7 +150,7 @@ def tunix(call, x, **settings):
         prompt_ids=None, completion_ids=None, completion_mask=x["m"], advantages=x["advantages"],
         old_per_token_logps=x["old_logp"], ref_per_token_logps=x["ref_logp"] if config.beta else None,
     )  # fmt: skip
-    handed_out = lambda *args, **kwargs: (x["logp"], jnp.zeros((B, T, 2)))  # noqa: E731
+    handed_out = lambda *args, **kwargs: (x["logp"], jnp.zeros((*x["logp"].shape, 2)))  # noqa: E731
     with patch.object(common, "compute_per_token_logps", handed_out):
         return call(nnx.Dict(), example, config, pad_id=0, eos_id=0)[0]
 
@@ -190,7 +191,7 @@ def skyrl(call, x, reduction="token_mean", **settings):
     advantages = x["advantages"]
     if reduction:
         prompts = [(g * G, g * G + G) for g in range(GROUP[-1] + 1)]
-        advantages = module.apply_loss_reduction_to_advantages_minibatch(advantages, x["m"], reduction, B, 10, prompts)
+        advantages = module.apply_loss_reduction_to_advantages_minibatch(advantages, x["m"], reduction, len(advantages), 10, prompts)
     sampled = x["old_logp"] if call.__name__ == "rollout_is_policy_loss" else None
     return call(x["logp"], x["old_logp"], advantages, config, x["m"], sampled)[0]
 
@@ -231,7 +232,7 @@ def rlax_gradient(call, x):
 
     logp = x["logp"].reshape(-1)
     logits = jnp.stack([logp, jnp.log1p(-jnp.exp(logp))], axis=1)
-    return call(logits, jnp.zeros(B * T, jnp.int32), x["advantages"].reshape(-1), jnp.ones(B * T))
+    return call(logits, jnp.zeros(logp.size, jnp.int32), x["advantages"].reshape(-1), jnp.ones(logp.size))
 
 
 RLAX = [

@@ -73,7 +73,7 @@ def batches(masks: str) -> dict[str, np.ndarray]:
         "tokens": rng.integers(0, V, (N, B, T)), "chosen_score": rng.normal(size=(N, B)),
         "rejected_score": rng.normal(size=(N, B)), "margin": rng.random((N, B)), "desirable": rng.random((N, B)) < 0.5,
         "rejected_logp": ref_logp[:, ::-1], "ref_rejected_logp": old_logp[:, ::-1], "rejected_mask": mask[:, ::-1],
-        "collision": -rng.exponential(1.0, (N, B, T)),
+        "collision": -rng.exponential(1.0, (N, B, T)), "group": np.broadcast_to(GROUP, (N, B)),
     }  # fmt: skip
 
 

@@ -50,12 +50,9 @@ def test_the_constant_beside_the_deviation(peer):
 def test_equal_rewards_tell_nothing_except_by_rounding(peer):
     """Seven rewards of float32 0.3 have a mean one digit off, over a deviation of 0 plus 1e-9."""
     maker = peer("openrlhf.trainer.ppo_utils.experience_maker").RemoteExperienceMaker
-    x = dict(zip(("untied", "m", "values"), torch_of(peer, [0.3] * 7, np.ones((7, 1)), np.zeros((7, 1))), strict=True))
-    patch = pytest.MonkeyPatch()
-    patch.setattr(cases_advantages, "GROUP", [0] * 7)
-    patch.setattr(cases_advantages, "G", 7)
+    arrays = torch_of(peer, [0.3] * 7, np.ones((7, 1)), np.zeros((7, 1)), np.zeros(7))
+    x = dict(zip(("untied", "m", "values", "group"), arrays, strict=True))
     theirs = cases_advantages.openrlhf(maker.compute_advantages_and_returns, x, "group_norm")["advantages"]
-    patch.undo()
     assert float(theirs[0, 0]) == pytest.approx(0.898, abs=1e-3)
     for row in ("openrlhf.group_norm", "grpo", "trl.grpo", "verl.grpo"):
         np.testing.assert_array_equal(ours(row, [0.3] * 7), 0.0)
