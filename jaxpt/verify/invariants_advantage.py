@@ -60,7 +60,8 @@ def order(b: Bench, x: Example) -> Parts:
     out, r = b.run(x), x["rewards"]
     above = _same_group(x) & (r[:, :, None] > r[:, None, :] + 1e-5 * np.abs(r).max(1)[:, None, None])
     gap = out.value[:, :, None] - out.value[:, None, :]
-    return [Part("value", np.where(above, gap, 0.0), 0.0, column(b.tol(x).value[:, 0], gap), "at_least",
+    return [Part("advantage of the larger reward less that of the smaller", np.where(above, gap, 0.0), 0.0,
+        column(b.tol(x).value[:, 0], gap), "at_least",
         raised=out.raised)]
 
 

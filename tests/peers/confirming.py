@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from lens import Target
+from lens_target import Target
 
 from jaxpt.verify.families import FAMILIES
 
@@ -28,21 +28,26 @@ def numbers(inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return {k: np.array(v, float) for k, v in inputs.items()}
 
 
-def place_of(where: str) -> tuple[str, str, tuple[int, ...]]:
-    """what is looked at ("value" or "gradient"), of which argument, where in it"""
+def place_of(where: str) -> tuple[str, tuple[int, ...]]:
+    """(what is looked at, where in it)"""
     words, _, rest = where.partition("[")
-    position = tuple(int(i) for i in rest.rstrip("]").split("][")) if rest else ()
-    what, _, name = words.partition(" of ")
-    return what, name, position
+    return words, tuple(int(i) for i in rest.rstrip("]").split("][")) if rest else ()
+
+
+GRADIENT = "gradient of "
+MEASURES = {  # (the result, the inputs, the position) -> a number
+    "value": lambda out, x, at: out[at],
+    "advantage of the larger reward less that of the smaller": lambda out, x, at: out[at[0]] - out[at[1]],
+    "sum over the group": lambda out, x, at: out[x["group"] == x["group"][at]].sum(),
+}
 
 
 def by_hand(target: Target, inputs: Mapping[str, Any], where: str) -> float:
-    """By the loop in float64; its gradient by central differences. KeyError where the place is none of the two."""
-    x, (what, name, position) = numbers(inputs), place_of(where)
-    if what == "value":
-        return float(np.asarray(target.by_hand(x, x))[position])
-    if what != "gradient" or name not in x:
-        raise KeyError(where)
+    """By the loop in float64; its gradient by central differences. KeyError where the place is neither."""
+    x, (words, position) = numbers(inputs), place_of(where)
+    if not words.startswith(GRADIENT):
+        return float(MEASURES[words](np.asarray(target.by_hand(x, x)), x, position))
+    name = words.removeprefix(GRADIENT)
     h = STEP * max(1.0, abs(x[name][position])) if np.isfinite(x[name][position]) else STEP
     ends = []
     for step in (h, -h):
@@ -54,10 +59,12 @@ def by_hand(target: Target, inputs: Mapping[str, Any], where: str) -> float:
 
 def theirs(function: Callable, target: Target, inputs: Mapping[str, Any], where: str) -> float:
     """The peer's own number, in float32 where it works in a framework."""
-    what, name, position = place_of(where)
-    order = FAMILIES[target.family].args
-    given = lambda x: function(*(x[k] for k in order), **{k: v for k, v in x.items() if k not in order})  # noqa: E731
-    return of_framework[target.framework](given, arrays(inputs), name if what == "gradient" else "", position)
+    (words, position), order = place_of(where), FAMILIES[target.family].args
+    given = lambda x: first(function(*(x[k] for k in order), **{k: v for k, v in x.items() if k not in order}))  # noqa: E731
+    result_of, gradient_of = FRAMEWORKS[target.framework]
+    if words.startswith(GRADIENT):
+        return float(gradient_of(given, arrays(inputs), words.removeprefix(GRADIENT))[position])
+    return float(MEASURES[words](result_of(given, arrays(inputs)), numbers(inputs), position))
 
 
 def arrays(inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,33 +76,46 @@ def first(out):
     return out[0] if isinstance(out, tuple) else out
 
 
-def _torch(function, x, name, position):
+def _tensors(x):
     import torch
 
-    x = {k: torch.tensor(v) if isinstance(v, np.ndarray) else v for k, v in x.items()}
-    if not name:
-        return float(torch.as_tensor(first(function(x)))[position])
+    return {k: torch.tensor(v) if isinstance(v, np.ndarray) else v for k, v in x.items()}
+
+
+def _torch_result(function, x):
+    import torch
+
+    return torch.as_tensor(function(_tensors(x))).detach().numpy()
+
+
+def _torch_gradient(function, x, name):
+    x = _tensors(x)
     x[name].requires_grad_()
-    first(function(x)).sum().backward()
-    return float(x[name].grad[position]) if x[name].grad is not None else 0.0
+    function(x).sum().backward()
+    return np.zeros(x[name].shape) if x[name].grad is None else x[name].grad.numpy()
 
 
-def _jax(function, x, name, position):
-    import jax
+def _jax_arrays(x):
     import jax.numpy as jnp
 
-    x = {k: jnp.asarray(v) if isinstance(v, np.ndarray) else v for k, v in x.items()}
-    if not name:
-        return float(jnp.asarray(first(function(x)))[position])
-    return float(jax.grad(lambda v: jnp.sum(first(function({**x, name: v}))))(x[name])[position])
+    return {k: jnp.asarray(v) if isinstance(v, np.ndarray) else v for k, v in x.items()}
 
 
-def _numpy(function, x, name, position):
-    x = {k: v.astype(np.float64) if k not in ("group", "tokens") and isinstance(v, np.ndarray) else v for k, v in x.items()}
-    return float(np.asarray(first(function(x)))[position])
+def _jax_result(function, x):
+    return np.asarray(function(_jax_arrays(x)))
 
 
-of_framework = {"torch": _torch, "jax": _jax, "numpy": _numpy}
+def _jax_gradient(function, x, name):
+    import jax
+
+    x = _jax_arrays(x)
+    return np.asarray(jax.grad(lambda v: function({**x, name: v}).sum())(x[name]))
+
+
+FRAMEWORKS = {
+    "torch": (_torch_result, _torch_gradient), "jax": (_jax_result, _jax_gradient),
+    "numpy": (lambda function, x: np.asarray(function(x)), None),
+}
 
 
 def doubt(wrong: float, wanted: float | str, right: float) -> str:
