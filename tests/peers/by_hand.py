@@ -53,7 +53,8 @@ def clipped(change, a, low=0.2, high=0.2, cap=None):
 
 
 def ppo(mean, **clip):
-    return lambda x, at: mean([[clipped(l - o, a, **clip) for l, o, a in row] for row in kept(x, "logp", "old_logp", "advantages")])
+    of = lambda row: [clipped(l - o, a, **clip) for l, o, a in row]  # noqa: E731
+    return lambda x, at: mean([of(row) for row in kept(x, "logp", "old_logp", "advantages")])
 
 
 def gspo(mean, token=False, **clip):

@@ -41,13 +41,14 @@ GRPO = "trl.trainer.grpo_trainer:GRPOTrainer._compute_loss"
 trl, verl, openrlhf, tunix, skyrl = (getattr(cases_policy, name) for name in ("trl", "verl", "openrlhf", "tunix", "skyrl"))
 by_tokens, by_rows, by_all_rows = hand.token_mean, hand.row_mean, hand.all_rows_mean
 POLICY = [
-    policy_target(GRPO, "dapo", partial(trl, loss_type="dapo", epsilon_high=0.28), hand.ppo(by_tokens, high=0.28), ("token_mean",)),
+    policy_target(GRPO, "dapo", partial(trl, loss_type="dapo", epsilon_high=0.28), hand.ppo(by_tokens, high=0.28),
+                  ("token_mean",)),
     policy_target(GRPO, "gspo", partial(trl, loss_type="grpo", level="sequence"), hand.gspo(by_all_rows)),
     policy_target(GRPO, "cispo", partial(trl, loss_type="cispo", epsilon_high=1.3), hand.cispo(by_tokens, 0.0, 1.3)),
     policy_target(f"{CORE}:compute_policy_loss_vanilla", "", verl, hand.ppo(by_tokens, cap=3.0),
                   ("token_mean", "dual_clip_negative_only")),
-    policy_target(f"{CORE}:compute_policy_loss_gspo", "", partial(verl, agg="seq-mean-token-mean"), hand.gspo(by_rows, token=True),
-                  ("sequence_mean",)),
+    policy_target(f"{CORE}:compute_policy_loss_gspo", "", partial(verl, agg="seq-mean-token-mean"),
+                  hand.gspo(by_rows, token=True), ("sequence_mean",)),
     policy_target(f"{CORE}:compute_policy_loss_cispo", "", verl, hand.cispo(by_tokens, 0.8, 1.2), ("token_mean",)),
     policy_target(f"{CORE}:compute_policy_loss_gpg", "", verl, hand.reinforce(by_tokens), ("token_mean",)),
     policy_target(f"{OPENRLHF}:PolicyLoss", "ppo", openrlhf, hand.ppo(by_tokens), ("token_mean",)),

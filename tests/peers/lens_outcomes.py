@@ -149,7 +149,8 @@ def of_sums(case):
 
 
 def kto(function, logp, ref_logp, desirable, kl_logp, kl_ref_logp):
-    return of_sums(lambda f, x: cases_pairs.kto(f, {**x, "desirable": desirable > 0}))(function, logp, kl_logp, ref_logp, kl_ref_logp)
+    call = of_sums(lambda f, x: cases_pairs.kto(f, {**x, "desirable": desirable > 0}))
+    return call(function, logp, kl_logp, ref_logp, kl_ref_logp)
 
 
 def rewards(case):
@@ -164,7 +165,8 @@ LOGISTIC = ("log2_at_margin_0", "monotone")
 PAIRS = [
     Target("trl.trainer.dpo_trainer:DPOTrainer._compute_loss", "sigmoid", "preference_tokens", dpo_of_tokens, hand.dpo_of_tokens,
            claims=LOGISTIC, examples=FEWER),
-    Target(f"{OPENRLHF}:DPOLoss", "", "preference", of_sums(cases_pairs.on_sums), hand.dpo, claims=(*LOGISTIC, "log_ratios_only")),
+    Target(f"{OPENRLHF}:DPOLoss", "", "preference", of_sums(cases_pairs.on_sums), hand.dpo,
+           claims=(*LOGISTIC, "log_ratios_only")),
     Target("tunix.sft.dpo.dpo_trainer:dpo_loss_fn", "dpo", "preference", of_sums(cases_pairs.tunix), hand.dpo, "jax",
            (*LOGISTIC, "log_ratios_only")),
     Target("trl.trainer.kto_trainer:KTOTrainer._compute_loss", "kto", "kto", kto, hand.kto, claims=("one_reference_point",)),
