@@ -128,7 +128,7 @@ def markdown(record: dict) -> str:
         f"{functions} functions of {len(versions)} libraries, {len(of)} with their modes, were asked {laws} laws on 24 to 60 "
         f"examples each (seed {record['seed']}). {len(rows)} are broken, in {len(broken)} of them:",
         table(HEADER, rows),
-        "Broken as well, but not confirmed by the loop, whose formula breaks it too or says nothing there: "
+        "Left out, because on the counterexample the loop gives the same number, or none: "
         f"{'; '.join(left)}." if left else "",
         f"None of the laws that were asked (their number in brackets) is broken in {', '.join(fine)}." if fine else "",
     ]

@@ -168,6 +168,13 @@ def test_a_counterexample_reproduces():
     assert got == pytest.approx(found["wrong"], rel=1e-5) and got != pytest.approx(found["right"], rel=1e-5)
 
 
+def test_a_counterexample_has_no_reward_where_nothing_counts():
+    """Where such a reward goes is a choice, and would be told as if it were the fault."""
+    report = check(targets.through_tools, "gae", framework="numpy", examples=FEW, only=("to_the_end",))
+    inputs = report.broken["to_the_end"].counterexample["inputs"]
+    assert not np.any(np.array(inputs["rewards"])[np.array(inputs["mask"]) == 0])
+
+
 def test_one_fault_breaks_few_laws():
     report = check(targets.times_mask, "policy_loss", framework="numpy", examples=FEW)
     assert set(report.broken) == {"mask_poison"}

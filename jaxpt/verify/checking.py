@@ -181,6 +181,9 @@ def _broken(bench: Bench, batches: list, results: list, law: matrix.Law, fn: Cal
 
     def breaks(x: Example) -> np.ndarray:
         something = np.all([over(x[m]) > 0 for m in bench.masks], axis=0) if bench.masks else True
+        for name, arg in bench.family.args.items():  # where a masked reward goes is a choice: there is none
+            if arg.kind == "kept_score":
+                something &= over(np.abs(x[name]) * (x["mask"] <= 0)) == 0
         found = _findings(bench, fn, x)
         if len(bench.memory) > 200:
             bench.forget()
