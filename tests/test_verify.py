@@ -8,10 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import verify_targets as targets
+from verify_right import JAX
 
-from jaxpt.objectives import ROWS, advantages, kl, reduction, shaping, value
-from jaxpt.ops.balance import balance_loss
-from jaxpt.ops.masked import keep
+from jaxpt.objectives import ROWS, kl
 from jaxpt.verify import check, generators, laws, matrix, rows
 from jaxpt.verify.bench import Part
 from jaxpt.verify.checking import function_of
@@ -21,58 +20,6 @@ from jaxpt.verify.shrink import smallest
 FEW = 24
 
 
-def token_mean(per_token, mask):
-    return reduction.token_mean(per_token, mask, reduction.totals_of(mask))
-
-
-def penalty(logp, ref_logp, mask):
-    return token_mean(kl.k3(keep(logp, mask), keep(ref_logp, mask)), mask)
-
-
-def accumulated(per_token, mask, micro):
-    return sum(reduction.token_mean(per_token, mask * (micro == m)[:, None],
-        reduction.totals_of(mask)) for m in range(6))
-
-
-def returns(rewards, mask, gamma):
-    return value.gae(rewards, jnp.zeros_like(rewards), mask, gamma, 1.0)
-
-
-def value_loss(values, old_values, returns, mask):
-    return value.clipped_value_loss(values, old_values, returns, mask, totals=reduction.totals_of(mask), value_clip=0.2)
-
-
-def logprobs(logits, tokens):
-    return jnp.take_along_axis(jax.nn.log_softmax(logits[:, :-1]), tokens[:, 1:, None], axis=2)[..., 0]
-
-
-def entropy(logits, temperature=1.0):
-    logp = jax.nn.log_softmax(logits / temperature)
-    p = jnp.exp(logp)
-    return -jnp.sum(jnp.where(p > 0, p * jnp.where(p > 0, logp, 0), 0), axis=-1)
-
-
-OWN = {  # family -> ours, with the contracts that it claims
-    "kl": (kl.k3, ("unbiased", "non_negative", "no_clamp")),
-    "kl_penalty_loss": (penalty, ()),
-    "aggregate": (token_mean, ("token_mean", "empty_rows_not_counted")),
-    "accumulate": (accumulated, ("token_mean",)),
-    "group_advantage": (advantages.leave_one_out, (
-        "leave_one_out_independence", "sums_to_zero", "singleton_zero", "missing_rewards", "scale_equivariance")),
-    "gae": (value.gae, ("masked_reward_dropped",)),
-    "returns": (returns, ("masked_reward_dropped",)),
-    "whiten": (value.whiten, ()),
-    "logprobs": (logprobs, ()),
-    "entropy": (entropy, ("temperature",)),
-    "value_loss": (value_loss, ("pessimistic", "half_square", "declared_constants")),
-    "length_shaping": (shaping.soft_overlong, ("linear_slope",)),
-    "router_balance": (balance_loss, ("one_at_balance", "probabilities_alone")),
-    **{family: (rows.function(ROWS[name], family), ROWS[name].claims) for name, family in (
-        ("grpo_no_kl", "policy_loss"), ("simpo", "preference_tokens"), ("dpo", "preference"), ("kto", "kto"),
-        ("bradley_terry", "reward_model"), ("jsd", "distillation"))},
-}
-CLAIMS = {"policy_loss": ("sequence_mean", "declared_constants", "homogeneous", "dual_clip_negative_only",
-    "empty_rows_not_counted")}
 SLOW = ("policy_loss", "preference_tokens", "value_loss", "accumulate", "gae", "returns", "distillation",
     "kl_penalty_loss")
 
@@ -83,10 +30,7 @@ def applied(report, *names):
 
 @pytest.mark.parametrize("family", [pytest.param(f, marks=pytest.mark.slow) if f in SLOW else f for f in FAMILIES])
 def test_our_own_pass_with_what_they_claim(family):
-    fn, claims = OWN[family]
-    claims = tuple(c for c in (*claims, *CLAIMS.get(family, ())) if c in matrix.claimable(family))
-    if family == "preference_tokens":
-        claims += ("length_normalised",)
+    fn, _, claims, _ = JAX[family]
     report = check(fn, family, claim=claims, framework="jax", examples=FEW)
     report.assert_ok()
     assert len(report.outcomes) == len(matrix.of_family(family))
