@@ -58,6 +58,23 @@ def test_bad_targets_are_one_sentence(name, words):
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("name, family, law", [
+    ("raises_on_an_empty_row", "aggregate", "finite"), ("raises_when_wide", "gae", "padding"),
+    ("raises_when_narrow", "aggregate", "unit_loss"),
+])
+def test_what_raises_on_some_inputs_breaks_a_law(name, family, law):
+    """The exception is what the counterexample shows."""
+    report = check(load(f"{FILE}:{name}"), family, framework="numpy", examples=24)
+    assert report.broken[law].counterexample["wrong"] == "raised RuntimeError: not this one"
+    assert {o.law for o in report.outcomes if o.status == "holds"} >= {"same_twice", "inputs_untouched"}
+
+
+def test_what_raises_on_some_inputs_has_exit_code_1(say):
+    code, out, err = say(f"{FILE}:raises_on_an_empty_row", "--family", "aggregate", "--framework", "numpy",
+        "--examples", "24", "--law", "all_masked,linear")
+    assert (code, err) == (1, "") and "raised RuntimeError: not this one, expected 0.0" in out
+
+
 @pytest.mark.parametrize("target, words", [
     ("no_such_file.py:f", "there is no file"), ("no_such_module:f", "no module named 'no_such_module'"),
         ("json", "module:function"),
@@ -96,3 +113,13 @@ def test_help_and_the_list_import_no_jax(say, capsys):
             "sys.exit(bool({'jax', 'numpy', 'torch'} & set(sys.modules)))")
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, env=env).returncode == 0
+
+
+@pytest.mark.parametrize("name, framework", [
+    ("token_mean", "numpy"), ("branches", "jax"), ("says_numpy", "numpy"), ("jax_and_numpy", "jax"),
+    ("numpy_and_jax", "numpy"), ("imports_for_itself", "jax"),
+])
+def test_the_framework_is_that_of_the_function_not_of_its_file(name, framework):
+    fn = load(f"{FILE}:{name}")
+    assert check(fn, "aggregate", examples=4, only=("linear",)).framework == framework
+    assert check(fn, "aggregate", examples=4, only=("linear",), framework="numpy").framework == "numpy"

@@ -172,6 +172,28 @@ def all_nan(logp, old_logp, advantages, mask):
     return np.nan
 
 
+def not_this_one(wrong):
+    if wrong:
+        raise RuntimeError("not this one")
+
+
+def raises_on_an_empty_row(per_token, mask):
+    not_this_one(not (mask > 0).any(1).all())
+    return token_mean(per_token, mask)
+
+
+def raises_when_wide(rewards, values, mask, gamma, lam):
+    """On every example of one shape: of its result nothing is known."""
+    not_this_one(rewards.shape[1] > 5)
+    return np.where(mask > 0, rewards - values, 0)
+
+
+def raises_when_narrow(per_token, mask):
+    """On every example of the first shape that is tried."""
+    not_this_one(per_token.shape[1] == 3)
+    return token_mean(per_token, mask)
+
+
 def slow(logp, old_logp, advantages, mask):
     time.sleep(600)
 
@@ -209,3 +231,24 @@ def branches(per_token, mask):
     if n == 0:
         return jnp.zeros(())
     return jnp.sum(jnp.where(mask > 0, per_token, 0)) / n
+
+
+# --- in a file that imports jax and numpy
+
+
+def says_numpy(per_token: "np.ndarray", mask: "np.ndarray") -> float:
+    return per_token[mask > 0].sum() * float(jnp.exp(0.0))
+
+
+def jax_and_numpy(per_token, mask):
+    return jnp.sum(jnp.where(mask > 0, per_token, 0)) / np.sqrt(4.0)
+
+
+def numpy_and_jax(per_token, mask):
+    return np.where(mask > 0, per_token, 0).sum() / float(jnp.sqrt(4.0))
+
+
+def imports_for_itself(per_token, mask):
+    import jax.numpy
+
+    return jax.numpy.where(mask > 0, per_token, 0).sum()

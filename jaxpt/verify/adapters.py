@@ -21,7 +21,8 @@ STEP = 1e-5  # of central differences, relative to the size of the number
 class Out(NamedTuple):
     value: np.ndarray  # [n, ...]
     grads: Mapping[str, np.ndarray]  # of the sum of the value, by argument
-    raised: str = ""  # what the function raised, if it did
+    raised: str = ""  # what the function raised, if it did, on the first of those examples
+    nothing: bool = False  # it raised on all of them: the value has no shape of its own
 
 
 class Evaluation(NamedTuple):
@@ -57,6 +58,9 @@ class Adapter:
         return x.astype(self.dtype if x.dtype.kind == "f" else np.int32 if self.dtype == "float32" else np.int64)
 
     def evaluate(self, e: Evaluation) -> Out:
+        return self.one_by_one(e)
+
+    def one_by_one(self, e: Evaluation) -> Out:
         n = _count(e)
         outs, raised = [], ""
         with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -79,7 +83,13 @@ class Adapter:
     def untouched(self, e: Evaluation) -> list[list[str]]:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
-            return [self.written(e, i) for i in range(min(CHUNK, _count(e)))]
+            return [self.written_if_fine(e, i) for i in range(min(CHUNK, _count(e)))]
+
+    def written_if_fine(self, e: Evaluation, i: int) -> list[str]:
+        try:
+            return self.written(e, i)
+        except Exception:  # told by the laws of values
+            return []
 
     def written(self, e: Evaluation, i: int) -> list[str]:
         return []
@@ -93,7 +103,7 @@ def _stacked(outs: list, e: Evaluation, raised: str) -> Out:
     there = next((out for out in outs if out is not None), None)
     if there is None:
         n = len(outs)
-        return Out(np.full(n, np.nan), {k: np.full(e.args[k].shape, np.nan) for k in e.moving}, raised)
+        return Out(np.full(n, np.nan), {k: np.full(e.args[k].shape, np.nan) for k in e.moving}, raised, True)
     shape = there[0].shape
     values = [out[0] if out is not None and out[0].shape == shape else np.full(shape, np.nan) for out in outs]
     grads = {k: np.stack([np.full(e.args[k].shape[1:], np.nan) if out is None else out[1][k] for out in outs])
@@ -247,7 +257,7 @@ class JaxAdapter(Adapter):
                     self.eager = True
                 except Exception as error:  # raised while tracing: for this shape, whatever the numbers
                     return _stacked([None] * _count(e), e, told(error))
-        return super().evaluate(e)
+        return self.one_by_one(e)
 
     def batched(self, e: Evaluation) -> Out:
         if e.moving not in self.programs:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxpt.verify import moves
 from jaxpt.verify.adapters import ADAPTERS, Evaluation, Out
 from jaxpt.verify.families import Family, masks
 from jaxpt.verify.generators import Example
@@ -46,7 +47,7 @@ class Part(NamedTuple):
             d = off[self.sense]
             ratio = np.where(d <= 0, 0.0, np.where(tol > 0, d / np.where(tol > 0, tol, 1.0), np.inf))
             ratio = np.where(np.isnan(d) | ~np.isfinite(tol), np.where(np.isnan(want), 0.0, np.inf), ratio)
-            same = (got == want) | (np.isnan(got) & np.isnan(want))
+            same = (got == want) | (np.isnan(got) & np.isnan(want) & (not self.raised))  # to raise is no agreement
             return np.where(same, 0.0, np.where(np.isnan(got), np.inf, ratio))
 
 
@@ -90,6 +91,9 @@ class Bench:
         key = (id(x), id(whole), moving)
         if key not in self.memory:
             out = self.adapter.evaluate(self.evaluation(x, whole, moving))
+            if out.nothing and self.family.returns != "?":  # laws look at the slots of a result
+                shape = (len(out.value), *(moves.sizes(x, self.family)[axis] for axis in self.family.returns))
+                out = out._replace(value=np.full(shape, np.nan))
             self.memory[key] = out, x, whole  # held, so that no other example gets their ids
         return self.memory[key][0]
 

@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpt.verify import generators, matrix
+from jaxpt.verify import generators, matrix, moves
+from jaxpt.verify.adapters import first
 from jaxpt.verify.bench import Bench, NotApplied, Part, over
-from jaxpt.verify.families import FAMILIES
+from jaxpt.verify.families import FAMILIES, Family
 from jaxpt.verify.generators import Example
 from jaxpt.verify.report import Outcome, Report, literal, plain
 from jaxpt.verify.shrink import smallest
-from jaxpt.verify.target import FRAMEWORKS, Target, TargetError, guess_framework, parameters
+from jaxpt.verify.target import FRAMEWORKS, Target, TargetError, frameworks_of, parameters, root_of
 
 CLEARLY = 100.0  # a counterexample may not be shrunk to a matter of rounding
 
@@ -28,22 +29,23 @@ def check(
     _known("family", family, FAMILIES)
     _known("mask", mask, ("float", "bool"))
     _known("dtype", dtype, ("float32", "float64"))
-    framework = framework or (guess_framework(fn) if callable(fn) else "numpy")
-    _known("framework", framework, FRAMEWORKS)
+    _known("framework", framework or FRAMEWORKS[0], FRAMEWORKS)
     table = FAMILIES[family]
-    target = Target(fn, name or getattr(fn, "__name__", type(fn).__name__), framework, parameters(fn, table, family))
+    takes = parameters(fn, table, family)
     notes: list[str] = []
     claims, nearest = _claims(claim, like, family), None
     for what in claim:
         _known("claim", what, matrix.claimable(family))
     for what in only or ():
         _known("law", what, [law.name for law in matrix.of_family(family)] + ["as_row"])
-    bench = Bench(target, table, mask=mask, dtype=dtype)
     if examples < 1:
         raise ValueError(f"examples {examples}: at least 1 is expected")
-    batches = [generators.draw(table, size, -(-examples // len(table.sizes)), seed,
-        target.takes) for size in table.sizes]
-    _probe(bench, batches[0])
+    batches = [generators.draw(table, size, -(-examples // len(table.sizes)), seed, takes) for size in table.sizes]
+    bench_in = functools.partial(_bench, table, takes, mask, dtype)
+    framework = framework or _framework(fn, bench_in, batches[0])
+    bench = bench_in(fn, framework, name or getattr(fn, "__name__", type(fn).__name__))
+    target = bench.target
+    _probe(bench, batches)
     run = functools.partial(
         _outcome, bench, batches, seed=seed, claims=claims, waived=matrix.waived(family, claims), only=only
     )
@@ -58,6 +60,32 @@ def check(
     if getattr(bench.adapter, "eager", False):
         notes.append("the function cannot be traced by jax.jit: its examples were evaluated one by one")
     return Report(target.name, family, framework, seed, examples, tuple(outcomes), tuple(notes), like, nearest)
+
+
+def _bench(family: Family, takes: tuple[str, ...], mask: str, dtype: str, fn: Callable, framework: str, name: str) -> Bench:
+    return Bench(Target(fn, name, framework, takes), family, mask=mask, dtype=dtype)
+
+
+def _framework(fn: Callable, bench_in: Callable[..., Bench], x: Example) -> str:
+    """Where the code does not decide: the first framework whose arrays the function takes, gradients and all, and gives
+    back."""
+    choices = frameworks_of(fn)
+    fits = (name for name in choices if len(choices) == 1 or _answers_in(fn, name, bench_in, x))
+    return next(fits, choices[0])
+
+
+def _answers_in(fn: Callable, framework: str, bench_in: Callable[..., Bench], x: Example) -> bool:
+    kinds = []
+
+    def watched(*args, **given):
+        out = fn(*args, **given)
+        kinds.append(root_of(type(first(out))))
+        return out
+
+    bench = bench_in(watched, framework, "")
+    some = bench.evaluation({k: v[:8] for k, v in x.items()}, moving=bench.moving)
+    own = ("numpy", "builtins") if framework == "numpy" else (framework,)
+    return not bench.adapter.one_by_one(some).nothing and kinds[-1] in own
 
 
 def laws(fn: Callable, family: str, **options: Any) -> Callable:
@@ -101,21 +129,24 @@ def _known(what: str, value: str, choices: Sequence[str]) -> None:
         raise ValueError(f"{what} {value!r} is unknown: {hint}")
 
 
-def _probe(bench: Bench, x: Example) -> None:
-    """TargetError unless the function gives numbers of the family's shape on ordinary examples."""
-    some = {k: v[:8] for k, v in x.items()}
-    out = bench.run(some)
-    if out.raised:
-        raise TargetError(f"the function raised {out.raised}")
-    sizes = {letter: size for k in some for letter,
-        size in zip(bench.family.arg(k).axes, some[k].shape[1:], strict=True)}
-    sizes["S"] = sizes.get("T", 1) - 1
-    returns, shape = bench.family.returns, out.value.shape[1:]
-    allowed = [(), (sizes.get("N"),)] if returns == "?" else [tuple(sizes[axis] for axis in returns)]
-    if shape not in allowed:
-        words = " or ".join("a scalar" if not s else f"shape {s}" for s in allowed)
-        raise TargetError(f"the function returns shape {shape}, expected {words}")
-    if np.isnan(out.value).all():
+def _probe(bench: Bench, batches: list[Example]) -> None:
+    """TargetError unless the function gives numbers of the family's shape on some ordinary examples. One that raises on
+    some and not on others is for the laws to tell."""
+    tried = []
+    for x in batches:
+        some = {k: v[:8] for k, v in x.items()}
+        tried.append((some, bench.run(some)))
+    fine = [(some, out) for some, out in tried if not out.nothing]
+    if not fine:
+        raise TargetError(f"the function raised {tried[0][1].raised}")
+    returns = bench.family.returns
+    for some, out in fine:
+        sizes, shape = moves.sizes(some, bench.family), out.value.shape[1:]
+        allowed = [(), (sizes.get("N"),)] if returns == "?" else [tuple(sizes[axis] for axis in returns)]
+        if shape not in allowed:
+            words = " or ".join("a scalar" if not s else f"shape {s}" for s in allowed)
+            raise TargetError(f"the function returns shape {shape}, expected {words}")
+    if all(np.isnan(out.value).all() for _, out in fine):
         raise TargetError("the function gives NaN on every ordinary input")
     bench.forget()
 

@@ -26,6 +26,12 @@ def size(x: Example, family: Family, letter: str) -> int:
     return next(x[k].shape[axis_of(family, k, letter)] for k in x if axis_of(family, k, letter) is not None)
 
 
+def sizes(x: Example, family: Family) -> dict[str, int]:
+    """Of every axis; S is that of a result of one between two tokens."""
+    found = {letter: n for k, v in x.items() for letter, n in zip(family.arg(k).axes, v.shape[1:], strict=True)}
+    return {**found, "S": found.get("T", 1) - 1}
+
+
 def joined(a: Example, b: Example, family: Family, letter: str) -> Example:
     """b behind a along an axis."""
     return {

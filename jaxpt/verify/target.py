@@ -1,5 +1,6 @@
 """The function that is verified: found by name, its parameters against the family's, whose arrays it computes with."""
 
+import dis
 import functools
 import importlib
 import importlib.util
@@ -88,37 +89,52 @@ def parameters(fn: Callable, family: Family, family_name: str) -> tuple[str, ...
     return tuple(p.name for p in further if p.name in family.optional)
 
 
-def guess_framework(fn: Callable) -> str:
-    """By the modules that the function's code names, then by those that its file imports; numpy if there is no sign."""
-    while True:
-        if isinstance(fn, functools.partial):
-            fn = fn.func
-        elif hasattr(fn, "__wrapped__"):
-            fn = fn.__wrapped__
-        else:
-            break
+def frameworks_of(fn: Callable) -> tuple[str, ...]:
+    """What the function may compute with, the likeliest first: the one that its annotations name; else those that its
+    code names or imports; else those that its file does. Numpy if there is no sign."""
+    fn = _plain(fn)
+    seen = _annotated(fn)
+    if len(seen) != 1:
+        seen = set(_named(fn, depth=3))
+    if not seen and hasattr(fn, "__globals__"):
+        seen = {root_of(value) for value in fn.__globals__.values()}
+    return tuple(name for name in ("torch", "jax", "numpy") if name in seen) or ("numpy",)
+
+
+def _plain(fn: Callable) -> Callable:
+    """The function under partials, decorators and methods."""
+    while isinstance(fn, functools.partial) or hasattr(fn, "__wrapped__"):
+        fn = fn.func if isinstance(fn, functools.partial) else fn.__wrapped__
     if isinstance(fn, types.MethodType):
         fn = fn.__func__
     if not isinstance(fn, types.FunctionType):
         fn = getattr(type(fn), "forward", None) or type(fn).__call__
-    seen = set(_named(fn, depth=3))
-    if not seen and hasattr(fn, "__globals__"):
-        seen = {_root(value) for value in fn.__globals__.values()}
-    return next((name for name in ("torch", "jax", "numpy") if name in seen), "numpy")
+    return fn
+
+
+def _annotated(fn: Callable) -> set[str]:
+    """Annotations may be strings, of which the first name is looked up."""
+    found = set()
+    for said in getattr(fn, "__annotations__", {}).values():
+        if isinstance(said, str):
+            said = fn.__globals__.get(said.split(".")[0].split("[")[0].strip())
+        found.add(root_of(said))
+    return found & set(FRAMEWORKS)
 
 
 def _named(fn: Callable, depth: int) -> list[str]:
     if not isinstance(fn, types.FunctionType):
         return []
-    codes, names = [fn.__code__], []
+    codes, names, imported = [fn.__code__], [], []
     while codes:
         code = codes.pop()
         names += code.co_names
+        imported += [step.argval.split(".")[0] for step in dis.get_instructions(code) if step.opname == "IMPORT_NAME"]
         codes += [const for const in code.co_consts if isinstance(const, types.CodeType)]
     values = [fn.__globals__[name] for name in names if name in fn.__globals__]
     values += [cell.cell_contents for cell in fn.__closure__ or () if not _empty(cell)]
     deeper = [root for value in values if depth for root in _named(getattr(value, "__wrapped__", value), depth - 1)]
-    return [root for root in map(_root, values) if root in FRAMEWORKS] + deeper
+    return [root for root in (*imported, *map(root_of, values)) if root in FRAMEWORKS] + deeper
 
 
 def _empty(cell) -> bool:
@@ -128,7 +144,8 @@ def _empty(cell) -> bool:
         return True
 
 
-def _root(value: object) -> str:
+def root_of(value: object) -> str:
+    """The framework that a module, a function or a class belongs to, or where else it comes from."""
     module = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None) or ""
     root = module.split(".")[0] if isinstance(module, str) else ""
     return {"jaxlib": "jax", "flax": "jax", "optax": "jax", "rlax": "jax", "chex": "jax"}.get(root, root)
