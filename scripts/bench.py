@@ -4,6 +4,7 @@
 Command: .venv/bin/python scripts/bench.py [--rounds 5] [--json FILE]
          .venv/bin/python scripts/bench.py --peers [--only grpo|decode|grpo-26k|...]
          .venv/bin/python scripts/bench.py objectives [--only trl|verl|openrlhf|skyrl|...]
+         .venv/bin/python scripts/bench.py verify [--only jax|numpy|torch]
 Every pair is measured alternately, A B A B ..., and medians are printed. A ratio above 1 means that ours is the
 better of the two (less time, or more per second). Nothing here is asserted: shared machines are noisy, and a
 test that times is a test that fails by chance.
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import time
 
+import bench_verify
 from bench_peers.compare import Missing, peer_rows
 from bench_peers.losses import losses, summary
 
@@ -198,6 +200,15 @@ def objectives(args):
     return [row._asdict() for row in rows]
 
 
+def verify(args):
+    """The command that verifies a policy loss, each time in a process of its own."""
+    rows = []
+    for row in bench_verify.times(args.only):
+        rows.append(row._asdict())
+        print(f"{row.what:<20} {row.seconds:6.1f} s of {row.bound:.0f} s {row.examples_per_s:8.0f} examples/s", flush=True)
+    return rows
+
+
 def speeds(args):
     """The other benchmarks: ours beside a bound or a peer, each with its ratio."""
     rows = []
@@ -213,15 +224,15 @@ def speeds(args):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("what", nargs="?", choices=("objectives",), help="losses beside the peers' torch functions")
+    parser.add_argument("what", nargs="?", choices=("objectives", "verify"), help="losses beside torch's; jaxpt verify")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="repeats of every measurement (5)")
-    parser.add_argument("--only", help="updates, rollouts, seeds or start_up; else how a job's name starts")
+    parser.add_argument("--only", help="updates, rollouts, seeds or start_up; a framework; else how a job's name starts")
     parser.add_argument("--peers", action="store_true", help="the same jobs in TRL, Tunix and transformers instead")
     parser.add_argument("--json", help="also write the rows to this file")
     args = parser.parse_args()
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     try:
-        rows = objectives(args) if args.what else speeds(args)
+        rows = {"objectives": objectives, "verify": verify, None: speeds}[args.what](args)
     except Missing as error:
         print(error, file=sys.stderr)
         sys.exit(2)
