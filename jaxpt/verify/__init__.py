@@ -16,12 +16,14 @@ of laws, with a small counterexample where one is broken.
 
 fn takes the family's arguments by position, in their order; further parameters need defaults, but those that the
 family knows as optional (margin, group, totals, key, ...) are given where a parameter of that name exists. It may
-return (loss, extras). claim: names of contract laws (choices that not every right function makes), or of waivers,
+return (loss, extras). A loss that sums over devices by itself names the axis by a parameter axis_name, whose default is
+None: law shard. claim: names of contract laws (choices that not every right function makes), or of waivers,
 which say why some law is not meant to hold: `jaxpt list invariants` shows both. like: a row of the table of
-objectives; its claims are applied, and fn is compared with it. framework: "jax", "numpy" or "torch", guessed from
-the function's globals when None. only: names of laws, to run no others.
+objectives; its claims are applied, and fn is compared with it. framework: "jax", "numpy" or "torch", that of
+the function's annotations or code when None; where these leave several, the first whose arrays it takes and returns. only: names of laws, to run no others.
 
-A function that cannot be checked at all (wrong arity or shape, raises, NaN everywhere) raises TargetError.
+A function that cannot be checked at all (wrong arity or shape; raises or gives NaN on every example) raises
+TargetError; one that raises on some breaks the laws that met these.
 Importing this package imports neither jax nor numpy.
 """
 

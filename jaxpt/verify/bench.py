@@ -4,6 +4,8 @@ A law is a function law(bench, x) of a batch of examples -> [Part, ...]: pairs o
 Or -> {reading: [Part, ...]}: one reading has to hold on all examples, such as one of the ways to weigh rows.
 """
 
+import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -72,9 +74,20 @@ class Bench:
         yes_or_no = tuple(name for name, arg in family.args.items() if arg.kind in ("mask", "choice"))
         self.adapter = ADAPTERS[target.framework](target.fn, "key" in target.takes, dtype, mask, yes_or_no)
         self.memory: dict = {}
+        self.made: dict[str, Bench] = {}  # other benches of the same function, by what is other in them
+        self.settings = {"mask": mask, "dtype": dtype}
 
     def forget(self) -> None:
         self.memory = {}
+        for bench in self.made.values():
+            bench.forget()
+
+    def other(self, what: str, fn: Callable | None = None, **settings: str) -> "Bench":
+        """The bench of another function, or of this one under other settings; it keeps its programs."""
+        if what not in self.made:
+            target = self.target._replace(fn=fn or self.target.fn)
+            self.made[what] = Bench(target, self.family, **{**self.settings, **settings})
+        return self.made[what]
 
     def evaluation(self, x: Example, whole: Example | None = None, moving: tuple[str, ...] = ()) -> Evaluation:
         args = {name: x[name] for name in self.family.args}
@@ -84,6 +97,14 @@ class Bench:
         if "prompt_tokens" in self.takes:
             given["prompt_tokens"] = prompt_tokens(x)  # of whole prompts: no law cuts one
         return Evaluation(args, given, moving)
+
+    @functools.cached_property
+    def signature(self) -> tuple[str, ...]:
+        """Names of the function's parameters."""
+        try:
+            return tuple(inspect.signature(self.target.fn).parameters)
+        except (TypeError, ValueError):
+            return ()
 
     def run(self, x: Example, *, whole: Example | None = None, moving: tuple[str, ...] | None = None) -> Out:
         """Values and gradients of a batch of examples. whole: the batch whose totals are given in place of x's own."""

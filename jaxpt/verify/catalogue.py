@@ -84,6 +84,16 @@ LAWS = (
         EXACT, "exp before the clip (clip the log-ratio, with a tail), log(1 + exp(x)) for softplus, log(1 - exp(x)), "
         "0/0.",
         prepare="extreme"),
+    Law("precision", "masks", tuple(FAMILIES), MATH, "both",
+        "In float32 and in float64 it is the same, also where scores, rewards and logits lie 512 away from 0.",
+        ROUNDING + " + 16 ulp of the largest input",
+        "E[x^2] - E[x]^2 for a variance, or another difference of large numbers where the numbers' differences were to "
+        "be summed.",
+        prepare="far"),
+    Law("shard", "masks", LOSSES, MATH, "both",
+        "On two shards of the batch, of functions in jax with a parameter axis_name: their own sums over that axis give "
+        "the loss of the whole.",
+        ROUNDING, "A mean over devices of means: the counts of tokens or rows are not summed over the axis."),
     # --- policy losses
     Law("on_policy", "policy", ("policy_loss",), MATH, "gradient",
         "At logp = old_logp, with one advantage a row, the gradient is a positive multiple of REINFORCE's, every "

@@ -111,6 +111,9 @@ FAMILIES = {
     ),
 }
 
+# A loss that is summed over devices by itself names the axis by this parameter; its default, None, is no axis.
+AXIS = "axis_name"
+
 
 def masks(family: Family) -> list[str]:
     return [name for name, arg in family.args.items() if arg.kind == "mask"]

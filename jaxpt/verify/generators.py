@@ -176,6 +176,23 @@ def draw(family: Family, size: dict, n: int, seed: int, takes: tuple[str, ...] =
     return x
 
 
+def far(x: Example, family: Family, rng: Rng) -> Example:
+    """512 from 0, a thousand times their spread: scores, rewards and logits. Log-probabilities and advantages get
+    more decimals, so that nothing lies on a bound, where the two precisions may fall on different sides."""
+    out = dict(x)
+    for name, v in x.items():
+        kind, noise = family.arg(name).kind, 0.004 * rng.random(v.shape)
+        if kind in ("score", "near_score", "logits"):
+            out[name] = v + 512.0 + noise
+        elif kind == "reward":  # without noise: equal ones stay equal
+            out[name] = v + 512.0
+        elif kind in ("logp", "near", "sum_logp", "near_sum"):
+            out[name] = v - noise
+        elif kind in ("advantage", "kept_score"):
+            out[name] = v * (1 + noise)
+    return out
+
+
 def extreme(x: Example, family: Family, rng: Rng) -> Example:
     """Finite, and far out: log-ratios of 20 to 1000 nats, values of a million, logits of ten thousand, probabilities
     of 0 and 1. In every third example everywhere, in the others at some slots."""

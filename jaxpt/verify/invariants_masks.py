@@ -3,8 +3,9 @@
 import numpy as np
 
 from jaxpt.verify import moves
-from jaxpt.verify.adapters import Out
-from jaxpt.verify.bench import Bench, NotApplied, Part, Parts, column, tokens_of
+from jaxpt.verify.adapters import Out, first
+from jaxpt.verify.bench import EPS, Bench, NotApplied, Part, Parts, column, over, tokens_of
+from jaxpt.verify.families import AXIS
 from jaxpt.verify.generators import Example
 
 POISONS = (np.nan, np.inf, -np.inf, 1e30)
@@ -192,3 +193,51 @@ def padded_width(b: Bench, x: Example) -> Parts:
 def empty_rows_not_counted(b: Bench, x: Example) -> Parts:
     return empty_rows(b, x)["unchanged"]
 
+
+# --- the same in other precisions and on several devices
+
+
+def precision(b: Bench, x: Example) -> Parts:
+    if b.target.framework == "numpy" or "key" in b.takes:
+        raise NotApplied("numpy functions are run in float64" if "key" not in b.takes else "it draws random numbers")
+    single, double = (b.other(dtype, dtype=dtype) for dtype in ("float32", "float64"))
+    x = {k: v.astype(np.float32).astype(float) if v.dtype.kind == "f" else v for k, v in x.items()}  # the same numbers
+    want = double.run(x)
+    if want.raised:
+        raise NotApplied(f"in float64 the function raised {want.raised}")
+    size = 16 * EPS * np.max([over(np.abs(v)) for v in x.values()], axis=0)  # of a difference of two inputs
+    parts = single.same(x, single.run(x), want, call=x, kept=b.kept(x))
+    return [part._replace(tol=part.tol + column(size, part.got)) for part in parts]
+
+
+def shard(b: Bench, x: Example) -> Parts:
+    """On two shards, each an example, the function's own sums over the axis give the loss of the two together."""
+    if b.target.framework != "jax" or AXIS not in b.signature:
+        raise NotApplied(f"the function has no parameter {AXIS}")
+    letter = moves.rows_letter(b.family)
+    others = {k: np.roll(v, 1, axis=0) for k, v in x.items()}
+    if "group" in x:
+        others["group"] = others["group"] + x["group"].max() + 1
+    both = moves.joined(x, others, b.family, letter)
+    out, want = b.other("shard", _on_two_shards(b, letter)).run(both), b.run(both)
+    return b.same(both, out, want, call=both)
+
+
+def _on_two_shards(b: Bench, letter: str):
+    """The mean over two shards of what the function gives on each; vmap's named axis stands for that of a mesh."""
+    import jax
+
+    rows = {k for k in (*b.family.args, *b.takes) if letter in b.family.arg(k).axes}
+    cut = lambda v: v.reshape(2, v.shape[0] // 2, *v.shape[1:])  # noqa: E731
+
+    def fn(*args, **given):
+        whole = {**dict(zip(b.family.args, args, strict=True)), **given}
+        named = {k: cut(v) if k in rows else v for k, v in whole.items()}
+
+        def one(named):
+            places = [named[k] for k in b.family.args]
+            return first(b.target.fn(*places, **{k: named[k] for k in given}, **{AXIS: "shard"}))
+
+        return jax.vmap(one, ({k: 0 if k in rows else None for k in named},), axis_name="shard")(named).mean(0)
+
+    return fn

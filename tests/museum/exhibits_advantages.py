@@ -1,5 +1,6 @@
 """Advantages of groups, returns and GAE along a row, whitening."""
 
+import jax.numpy as jnp
 import numpy as np
 from exhibit import Exhibit
 
@@ -106,6 +107,23 @@ def centred(rewards, group):
 
 def mean_of_the_batch(rewards, group):
     return (rewards - rewards.mean()) / (rewards.std() + 1e-6) if differ(rewards) else np.zeros_like(rewards)
+
+
+def jax_standardised(rewards, group, one_pass=False):
+    same = group[:, None] == group[None]
+    mean_of = lambda x: jnp.sum(jnp.where(same, x, 0), axis=1) / jnp.sum(same, axis=1)  # noqa: E731
+    highest, lowest = (pick(jnp.where(same, rewards[None], rewards[:, None]), axis=1) for pick in (jnp.max, jnp.min))
+    mean = mean_of(rewards[None])
+    if one_pass:
+        variance = jnp.maximum(mean_of(rewards[None] ** 2) - mean**2, 0)
+    else:
+        variance = mean_of((rewards[None] - mean[:, None]) ** 2)
+    some = highest - lowest > 1e-6 * jnp.maximum(jnp.abs(highest), jnp.abs(lowest))
+    return jnp.where(some, (rewards - mean) / jnp.where(some, jnp.sqrt(variance) + 1e-6, 1), 0)
+
+
+def difference_of_squares(rewards, group):
+    return jax_standardised(rewards, group, one_pass=True)
 
 
 # --- along a row
@@ -237,6 +255,9 @@ EXHIBITS = [
             ("scale_invariance",)),
     Exhibit("E[x^2] - E[x]^2 in float32.", "NeMo-RL #4158",
             "group_advantage", "equal_rewards", deviation_in_one_pass, standardised, ("scale_invariance",)),
+    Exhibit("E[x^2] - E[x]^2 of scores that are large beside their spread.", "NeMo-RL #4158",
+            "group_advantage", "precision", difference_of_squares, jax_standardised, ("scale_invariance",),
+            "jax"),
     Exhibit("Equal rewards: a rounding of the mean is divided by a deviation of its size.",
             "OpenRLHF 0.11.2, group_norm",
             "group_advantage", "equal_rewards", epsilon_below_rounding, standardised, ("scale_invariance",)),

@@ -1,5 +1,6 @@
 """Sums over tokens, their denominators, and what does not count."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from exhibit import Exhibit
@@ -91,6 +92,17 @@ def where_mask(per_token, mask):
     return jnp.sum(jnp.where(mask > 0, per_token, 0)) / jnp.maximum(jnp.sum(mask), 1)
 
 
+def mean_over_devices(per_token, mask, axis_name=None):
+    mean = where_mask(per_token, mask)
+    return mean if axis_name is None else jax.lax.pmean(mean, axis_name)
+
+
+def counted_over_devices(per_token, mask, axis_name=None):
+    sums = jnp.sum(jnp.where(mask > 0, per_token, 0)), jnp.sum(mask > 0)
+    total, count = sums if axis_name is None else jax.lax.psum(sums, axis_name)
+    return total / jnp.maximum(count, 1)
+
+
 def nothing_over_nothing(per_token, mask):
     return total(per_token, mask) / (mask > 0).sum()
 
@@ -135,6 +147,8 @@ EXHIBITS = [
             "aggregate", "padding", pads_in_the_scale, token_mean, ("token_mean",)),
     Exhibit("NaN * 0 is NaN.", "OpenRLHF #1240; verl #6349; SkyRL #1633",
             "aggregate", "mask_poison", times_mask, where_mask, framework="jax"),
+    Exhibit("Ranks weigh the same, whatever they hold.", "SkyRL #925, #1296",
+            "aggregate", "shard", mean_over_devices, counted_over_devices, ("token_mean",), "jax"),
     Exhibit("A micro-batch of which nothing is left: 0/0.", "TRL #5826, #5662, #3700",
             "aggregate", "all_masked", nothing_over_nothing, token_mean, ("token_mean",)),
     Exhibit("Padding is known by its id, which is that of the end of text too.",
