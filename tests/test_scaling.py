@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import optimize
+from scipy import integrate, optimize
 
 from jaxpt.scaling import chinchilla as ch
 from jaxpt.scaling import uncertainty as un
 from jaxpt.scaling.frontier import exponent, optimum
-from jaxpt.scaling.robust import continuation, huber, value
+from jaxpt.scaling.robust import continuation, huber, penalty, value
 from jaxpt.scaling.study import study
 
 TRUE = np.array([406.4, 410.7, 1.69, 0.34, 0.28])  # Hoffmann et al. 2022, as printed
@@ -206,6 +206,28 @@ def test_profile_limits_are_where_the_objective_says(noisy):
             start[0, k], free[0, k] = limit, False
             rise = ch.solve(noisy.data, start, noisy.deltas, free=free).value[0] - noisy.value
             assert 2 * rise / s[k] == pytest.approx(un.CHI_SQUARE_95, rel=1e-3)
+
+
+@pytest.mark.parametrize("objective, delta", [("huber", 1e-3), ("huber", 0.01), ("huber", 0.03), ("lsq", 1e-3),
+                                              ("student", 0.01)])
+def test_the_sandwich_of_normal_noise(objective, delta):
+    """At the truth and for many runs it is E psi^2 / (E psi')^2 (sum w J J^T)^-1 (sum w^2 J J^T) (sum w J J^T)^-1, with
+    the two expectations by quadrature (Huber 1964); psi' has jumps, so E psi' is E psi r / sigma^2 (Stein 1981)."""
+    count, sigma, rng = 40_000, 0.01, np.random.default_rng(0)
+    N, D = np.exp(rng.uniform(np.log(1e7), np.log(1e10), count)), np.exp(rng.uniform(np.log(3e8), np.log(1e12), count))
+    data = ch.prepare(N, D, ch.law(TRUE, N, D) * np.exp(sigma * rng.normal(size=count)), rng.uniform(0.5, 2, count))
+    theta = np.array([*np.log(TRUE[:3]), *TRUE[3:]])
+    theta[:2] -= theta[3:] * data.centre
+    found = ch.Fit(data, objective, delta, theta, TRUE, 0.0, None)
+    shape, J = found.deltas[-1], found.slopes
+    r = np.linspace(-12 * sigma, 12 * sigma, 200_001)
+    psi, density = penalty(r, shape).psi, np.exp(-(r / sigma) ** 2 / 2) / np.sqrt(2 * np.pi) / sigma
+    noise, curvature = (integrate.trapezoid(x * density, r) for x in (psi**2, psi * r / sigma**2))
+    inverse = np.linalg.inv((J * data.weight) @ J.T)
+    exact = noise / curvature**2 * inverse @ ((J * data.weight**2) @ J.T) @ inverse
+    _, covariance = un.sandwich(found, J)
+    unit = np.sqrt(np.diag(exact))
+    np.testing.assert_allclose(covariance / unit / unit[:, None], exact / unit / unit[:, None], atol=0.08)
 
 
 def test_leverage_adds_up_to_the_parameters(noisy):

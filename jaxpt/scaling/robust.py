@@ -59,7 +59,8 @@ def expected_curvature(r: np.ndarray, shape: Shape, window: float) -> np.ndarray
     if isinstance(shape, tuple) and shape[0] == "student":
         return penalty(r, shape).curvature
     side = 1.0 if not isinstance(shape, tuple) else np.where(r > 0, OVERESTIMATE, 1.0)
-    return side * (np.abs(r) <= window) * min(1.0, threshold(shape) / window)
+    within = threshold(shape) / window if threshold(shape) < window else 1.0  # both may be infinite
+    return side * (np.abs(r) <= window) * within
 
 
 def value(r: np.ndarray, weight: np.ndarray, objective: str, delta: float) -> np.ndarray:
