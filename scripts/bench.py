@@ -5,6 +5,7 @@ Command: .venv/bin/python scripts/bench.py [--rounds 5] [--json FILE]
          .venv/bin/python scripts/bench.py --peers [--only grpo|decode|grpo-26k|...]
          .venv/bin/python scripts/bench.py objectives [--only trl|verl|openrlhf|skyrl|...]
          .venv/bin/python scripts/bench.py verify [--only jax|numpy|torch]
+         .venv/bin/python scripts/bench.py laws [--only LAW]     scripts/bench.py scaling [--only jaxpt|SciPy|...]
 Every pair is measured alternately, A B A B ..., and medians are printed. A ratio above 1 means that ours is the
 better of the two (less time, or more per second). Nothing here is asserted: shared machines are noisy, and a
 test that times is a test that fails by chance.
@@ -23,6 +24,7 @@ import time
 import bench_verify
 from bench_peers.compare import Missing, peer_rows
 from bench_peers.losses import losses, summary
+from bench_scaling import laws, scaling
 
 ROUNDS = 5
 
@@ -209,6 +211,16 @@ def verify(args):
     return rows
 
 
+def fits(args):
+    """CPU-seconds of whole commands; beside other fitters also the objective that they reached."""
+    rows = []
+    for row in laws(args.only) if args.what == "laws" else scaling(args.only):
+        rows.append(row)
+        beside = "" if len(row) == 2 else f"   objective {row[2]:.10g}   {row[1] / rows[0][1]:.1f} times the first"
+        print(f"{row[0]:<32} {row[1]:8.2f} CPU-s{beside}", flush=True)
+    return rows
+
+
 def speeds(args):
     """The other benchmarks: ours beside a bound or a peer, each with its ratio."""
     rows = []
@@ -224,7 +236,10 @@ def speeds(args):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("what", nargs="?", choices=("objectives", "verify"), help="losses beside torch's; jaxpt verify")
+    parser.add_argument(
+        "what", nargs="?", choices=("objectives", "verify", "laws", "scaling"),
+        help="losses beside the peers' torch functions; jaxpt verify; fits of every law; a fit beside other fitters",
+    )
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="repeats of every measurement (5)")
     parser.add_argument("--only", help="updates, rollouts, seeds or start_up; a framework; else how a job's name starts")
     parser.add_argument("--peers", action="store_true", help="the same jobs in TRL, Tunix and transformers instead")
@@ -232,7 +247,8 @@ def main():
     args = parser.parse_args()
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     try:
-        rows = {"objectives": objectives, "verify": verify, None: speeds}[args.what](args)
+        chosen = {"objectives": objectives, "verify": verify, "laws": fits, "scaling": fits, None: speeds}
+        rows = chosen[args.what](args)
     except Missing as error:
         print(error, file=sys.stderr)
         sys.exit(2)

@@ -3,12 +3,13 @@
 import csv
 import gzip
 import inspect
-from functools import cache
+from functools import cache, partial
 from itertools import combinations
 
 import jax
 import numpy as np
 import pytest
+from scaling_data import RANGES, law_runs
 from scaling_data import table as data_table
 from scipy import integrate, optimize, special
 
@@ -22,20 +23,8 @@ from jaxpt.scaling.robust import OBJECTIVES, continuation, penalty, value
 from jaxpt.scaling.study import study_law
 
 LAWS = table()
-RANGES = {"N": (1e7, 1e10), "D": (1e9, 3e11), "C": (1e17, 1e22), "S": (1e3, 1e6), "U": (1e9, 3e10), "E": (1, 512),
-          "G": (1, 32), "L": (1.8, 4.0), "B": (1e4, 1e8), "T": (1e2, 1e6), "k": (1, 1e4), "KL": (0.05, 60),
-          "x": (1e3, 1e9), "C_inf": (1e9, 1e14)}
 RUNS = 48
-
-
-def runs(law, noise=0.0, seed=0):
-    """(columns, what is measured) of RUNS runs that fill the ranges evenly."""
-    u = general.cube(RUNS, len(law.inputs) + 1)
-    x = {name: RANGES[name][0] * (RANGES[name][1] / RANGES[name][0]) ** u[i] for i, name in enumerate(law.inputs)}
-    if "U" in x:
-        x["U"] = np.minimum(x["U"], x["D"])
-    y = predict(law, np.array(law.values), list(x.values()))
-    return x, y * np.exp(noise * np.random.default_rng(seed).standard_t(4, RUNS))
+runs = partial(law_runs, count=RUNS)
 
 
 @cache
