@@ -60,12 +60,18 @@ def where(condition: Any, x: Any, y: Any) -> Any:
     return _of(condition, x, y).where(condition, x, y)
 
 
+def stack(*parts: Any) -> Any:
+    """[k,...]: the parts, broadcast to one shape."""
+    module = _of(*parts)
+    return module.stack(module.broadcast_arrays(*parts))
+
+
 def log_rise(x: Any, a: Any) -> Any:
     """log Gamma(x + a) - log Gamma(x) for x, a > 0 to about 1e-13, however large x is: Stirling's series at x + 8,
     and back by the recurrence."""
-    up = x + 8.0
-    return ((up - 0.5) * log1p(a / up) + a * (log(up + a) - 1) + _stirling(up + a) - _stirling(up)
-            - log(_eight(x + a) / _eight(x)))
+    up, both = x + 8.0, stack(x + a, x)
+    rest = _stirling(both + 8.0) - log(_eight(both))
+    return (up - 0.5) * log1p(a / up) + a * (log(up + a) - 1) + rest[0] - rest[1]
 
 
 def _stirling(x: Any) -> Any:

@@ -4,8 +4,8 @@ sum_i w_i rho(r_i) is minimised, with r = log prediction - log measurement (or t
 measurement, for laws of quantities that may be 0 or negative). The search runs over the logarithms of parameters
 that are above 0. It begins at the best of 4096 points that the law guesses from the data, goes down by least
 squares, and then through the shapes of `robust.continuation`, by the batched Newton steps of `newton` with exact
-Hessians: one compiled program evaluates value, gradient, Hessian and metric of a block of problems. Everything is
-in double precision, inside this module alone.
+Hessians: one compiled program evaluates value, gradient, Hessian and metric of as many problems as it is told to.
+Everything is in double precision, inside this module alone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from jaxpt.scaling.robust import Shape, continuation, penalty, threshold, value
 
 GUESSES, STARTS = 4096, 16  # points tried, and Newton searches: one from the best of each block of points
 SAMPLE = 64  # runs that the points are tried on
-BLOCK = 2048  # residuals evaluated at a time: a few problems, so that the last ones to arrive do not cost many
+BLOCK = 16384  # residuals given to a call
 ROUNDS, LONG = 60, 500  # of steps: from every start, and from the best one where it has not arrived
 
 
@@ -71,17 +71,25 @@ def _compared(law: Law, scale: Any, predicted: Any, module: Any) -> Any:
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _derivatives(law: Law, kind: str | None, scale: Any, theta: Any, x: Any, y: Any, weight: Any, delta: Any) -> tuple:
-    """(F [R], gradient [R,p], Hessian [R,p,p], metric [R,p,p], Jacobian [R,p,n]) at theta [R,p]."""
-    positive = law.positive.tolist()
+def _derivatives(law: Law, kind: str | None, scale: Any, count: Any, theta: Any, x: Any, y: Any, weight: Any,
+                 delta: Any) -> tuple:
+    """(F [R], gradient [R,p], Hessian [R,p,p], metric [R,p,p]) of the first `count` of R problems, one after the other,
+    and the Jacobian [p,n] of the last of them; theta [R,p], y and weight [R,n]."""
+    positive, (R, p) = law.positive.tolist(), theta.shape
 
     def fitted(unknowns: Sequence[Any]) -> Any:
         params = [jnp.exp(t) if above else t for t, above in zip(unknowns, positive, strict=True)]
         return _compared(law, scale, law.predict(*x, **dict(zip(law.names, params, strict=True))), jnp)
 
-    def one(unknowns: Sequence[Any], y: Any, weight: Any) -> tuple:
+    def one(row: Any, so_far: tuple) -> tuple:
+        unknowns, *own = (jax.lax.dynamic_index_in_dim(x, row, keepdims=False) for x in (theta, y, weight))
+        *found, J = problem(list(unknowns), *own)
+        return *(jax.lax.dynamic_update_index_in_dim(x, part, row, 0)
+                 for x, part in zip(so_far[:-1], found, strict=True)), J
+
+    def problem(unknowns: Sequence[Any], y: Any, weight: Any) -> tuple:
         z, push = jax.linearize(fitted, unknowns)
-        basis = np.eye(len(unknowns))
+        basis = np.eye(p)
         J = jax.vmap(lambda e: push(list(e)))(basis)
         rho, psi, curvature, majoriser = penalty(z - y, delta if kind is None else (kind, delta))
         pull = weight * psi
@@ -90,50 +98,45 @@ def _derivatives(law: Law, kind: str | None, scale: Any, theta: Any, x: Any, y: 
         return (jnp.vdot(weight, rho), J @ pull, (J * (weight * curvature)[None]) @ J.T + bend,
                 (J * (weight * majoriser)[None]) @ J.T, J)
 
-    return jax.vmap(one)(list(theta.T), y, weight)
+    empty = (jnp.zeros(R), jnp.zeros((R, p)), *[jnp.zeros((R, p, p))] * 2, jnp.zeros((p, x.shape[1])))
+    return jax.lax.fori_loop(0, count, one, empty)
 
 
-class _Block(NamedTuple):
-    """A compiled evaluator of blocks of R problems."""
-
-    data: Data
-    R: int
-
-    def __call__(self, theta: np.ndarray, y: np.ndarray, weight: np.ndarray, shape: Shape) -> list[np.ndarray]:
-        """theta [r,p], y and weight [r or 1,n], r <= R; of what is not finite F is inf."""
-        r, data = len(theta), self.data
-        pad = [x[np.minimum(np.arange(self.R), len(x) - 1)] for x in (theta, y, weight)]
-        kind = shape[0] if isinstance(shape, tuple) else None
+def evaluate(data: Data, theta: np.ndarray, y: np.ndarray, weight: np.ndarray, shape: Shape,
+             ) -> tuple[Derivatives, np.ndarray]:
+    """Of the problems theta [R,p], y and weight [R,n] or [1,n]; and the Jacobian [p,n] of the last. Of what is not
+    finite F is inf."""
+    kind, size, parts = shape[0] if isinstance(shape, tuple) else None, block(data), []
+    for at in range(0, len(theta), size):
+        own = [x if len(x) == 1 else x[at:at + size] for x in (theta, y, weight)]
+        count = min(size, len(theta) - at)
+        padded = [x[np.minimum(np.arange(size), len(x) - 1)] for x in own]  # one program, whatever the number
         with jax.enable_x64(True):
-            out = _derivatives(data.law, kind, data.scale, pad[0], data.x, pad[1], pad[2], threshold(shape))
-        F, g, H, M, J = (np.asarray(part)[:r] for part in out)
-        sound = np.isfinite(F) & np.isfinite(g).all(axis=1) & np.isfinite(H).all(axis=(1, 2))
-        return [np.where(sound, F, np.inf), g, H, M, J]
+            *out, J = _derivatives(data.law, kind, data.scale, count, padded[0], data.x, *padded[1:], threshold(shape))
+        parts.append([np.asarray(part)[:count] for part in out])
+    F, g, H, M = (np.concatenate(part) for part in zip(*parts, strict=True))
+    sound = np.isfinite(F) & np.isfinite(g).all(axis=1) & np.isfinite(H).all(axis=(1, 2))
+    return Derivatives(np.where(sound, F, np.inf), g, H, M), np.asarray(J)
 
 
-def block(data: Data) -> _Block:
-    return _Block(data, int(np.clip(BLOCK // data.y.size, 1, STARTS)))
+def block(data: Data) -> int:
+    """Problems that one call evaluates."""
+    return int(np.clip(BLOCK // data.y.size, 1, 64))
 
 
 def solve(data: Data, start: np.ndarray, deltas: Sequence[Shape], *, y: np.ndarray | None = None,
           weight: np.ndarray | None = None, free: np.ndarray | None = None, tolerance: float = 1e-12,
           rounds: int = ROUNDS) -> Minimum:
     """As `chinchilla.solve`: minima of R problems from start [R,p], each with its own y, weight [R,n] or none."""
-    evaluate_block = block(data)
     y, weight = (x if given is None else given for given, x in ((y, data.y[None]), (weight, data.weight[None])))
     free = np.broadcast_to(np.isnan(data.held) if free is None else free, start.shape)
 
-    def evaluate(theta: np.ndarray, rows: np.ndarray, shape: Shape) -> Derivatives:
-        out = []
-        for at in range(0, len(rows), evaluate_block.R):
-            part = slice(at, at + evaluate_block.R)
-            own = (x if len(x) == 1 else x[rows[part]] for x in (y, weight))
-            out.append(evaluate_block(theta[part], *own, shape)[:4])
-        return Derivatives(*(np.concatenate(parts) for parts in zip(*out, strict=True)))
+    def derivatives(theta: np.ndarray, rows: np.ndarray, shape: Shape) -> Derivatives:
+        return evaluate(data, theta, *(x if len(x) == 1 else x[rows] for x in (y, weight)), shape)[0]
 
     floor = np.broadcast_to(5e-31 * weight.sum(axis=1), len(start))
     for shape in deltas:
-        found = minimise(partial(evaluate, shape=shape), start, floor=floor, free=free, tolerance=tolerance,
+        found = minimise(partial(derivatives, shape=shape), start, floor=floor, free=free, tolerance=tolerance,
                          rounds=rounds)
         start = found.theta
     return found
@@ -243,7 +246,7 @@ def _residual(data: Data, theta: np.ndarray) -> np.ndarray:
 
 
 def _slopes(data: Data, theta: np.ndarray) -> np.ndarray:
-    J = block(data)(theta[None], data.y[None], data.weight[None], np.inf)[4][0]
+    _, J = evaluate(data, theta[None], data.y[None], data.weight[None], np.inf)
     return np.where(np.isnan(data.held)[:, None], J, 0.0)
 
 
@@ -281,12 +284,11 @@ def _distinct(theta: np.ndarray, F: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 def _certificate(data: Data, found: Minimum, best: int, shape: Shape, tried: int) -> Certificate:
     theta, free = found.theta[best], np.isnan(data.held)
-    *here, J = block(data)(theta[None], data.y[None], data.weight[None], shape)
-    slopes = J[0]
+    here, slopes = evaluate(data, theta[None], data.y[None], data.weight[None], shape)
     gone = free & (np.max(np.abs(slopes), axis=1) * np.where(data.law.positive, 1.0, 1 + np.abs(theta)) < 1e-6)
     pulls = np.abs(slopes * (data.weight * penalty(_residual(data, theta), shape).psi))
     names = tuple(name for name, edge in zip(data.law.names, gone, strict=True) if edge)
-    return certify(_in_units_of_curvature(Derivatives(*here)), pulls, free & ~gone, names, found, best, tried,
+    return certify(_in_units_of_curvature(here), pulls, free & ~gone, names, found, best, tried,
                    5e-31 * data.weight.sum())
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jaxpt.scaling.either import exp, log, logaddexp, maximum, minimum, power
+from jaxpt.scaling.either import exp, log, logaddexp, maximum, minimum, power, where
 from jaxpt.scaling.laws import Law, floor_and_shares, middle, span
 
 KAPLAN = "Kaplan et al. 2020, arXiv 2001.08361, eq. "
@@ -89,13 +89,17 @@ def _overtraining(u, y, N, D):
 
 def data_constrained(N, D, U, *, A, B, E, alpha, beta, R_D, R_N):
     """Tokens beyond the U unique ones, and parameters beyond those that U tokens are the best match of, count
-    less and less: x = u + u R (1 - exp(-(x / u - 1) / R))."""
-    unique = minimum(U, D)
-    log_G = (log(alpha * A) - log(beta * B)) / (alpha + beta)
-    base = minimum(N, exp(beta / alpha * (log(unique) + log_G) + log_G))
-    tokens = unique * (1 + R_D * (1 - exp(-(D / unique - 1) / R_D)))
-    params = base * (1 + R_N * (1 - exp(-(N / base - 1) / R_N)))
-    return chinchilla(params, tokens, A=A, B=B, E=E, alpha=alpha, beta=beta)
+    less and less."""
+    unique = log(minimum(U, D))
+    G = (log(alpha * A) - log(beta * B)) / (alpha + beta)  # its logarithm
+    suits = beta / alpha * (unique + G) + G
+    base = where(suits < log(N), suits, log(N))
+    return E + A * exp(-alpha * _worth(base, log(N), R_N)) + B * exp(-beta * _worth(unique, log(D), R_D))
+
+
+def _worth(base, x, R):
+    """log (u (1 + R (1 - exp(-(x / u - 1) / R)))) from log u and log x."""
+    return base + log(1 + R * (1 - exp((1 - exp(x - base)) / R)))
 
 
 def _data_constrained(u, y, N, D, U):

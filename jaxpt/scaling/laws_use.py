@@ -3,7 +3,7 @@ optimisation against a reward model."""
 
 import numpy as np
 
-from jaxpt.scaling.either import exp, log, log10, log_rise, maximum, power, sqrt
+from jaxpt.scaling.either import exp, log, log10, log_rise, maximum, power, sqrt, stack
 from jaxpt.scaling.laws import Law, middle, span
 from jaxpt.scaling.laws_dense import KAPLAN
 
@@ -91,7 +91,8 @@ def _coverage(u, y, k):
 def beta_binomial(k, *, alpha, beta):
     """Problems are solved with probability p ~ Beta(alpha, beta): 1 - E (1 - p)^k = 1 - B(alpha, beta + k) /
     B(alpha, beta), whose complement falls as k^-alpha."""
-    return 1 - exp(log_rise(beta, alpha) - log_rise(beta + k, alpha))
+    none, more = log_rise(stack(beta + 0 * k, beta + k), alpha)
+    return 1 - exp(none - more)
 
 
 def _beta_binomial(u, y, k):

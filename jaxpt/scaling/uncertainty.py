@@ -179,8 +179,8 @@ def profile_intervals(fit: "Fit") -> np.ndarray:
 
 
 def _profile(fit: "Fit", unknowns: tuple[int, ...]) -> np.ndarray:
-    """[p,2] limits of the unknowns: where sqrt(2 (F - F_min) / s) = 1.96, by a bracketed secant; where they are
-    now for those that `unknowns` does not name."""
+    """[p,2] limits of the unknowns: where sqrt(2 (F - F_min) / s) = 1.96, by a bracketed secant; infinite where that
+    is not within 64 times what the sandwich says; where they are now for those that `unknowns` does not name."""
     limits, theta, deltas = np.repeat(fit.theta[:, None], 2, axis=1), fit.theta, fit.deltas[-1:]
     if np.max(np.abs(fit.residuals)) < 1e-12 or not unknowns:  # an exact fit has no width to show
         return limits
@@ -197,14 +197,14 @@ def _profile(fit: "Fit", unknowns: tuple[int, ...]) -> np.ndarray:
         others went."""
         start = warm[on]
         start[np.arange(on.size), which[on]] = theta[which[on]] + sign[on] * offset[on]
-        found = fit.solve(start, deltas, free=free[on], tolerance=1e-8)
+        found = fit.solve(start, deltas, free=free[on], tolerance=1e-6)
         warm[on] = np.where(found.converged[:, None], found.theta, start)
         return np.sqrt(2 * np.maximum(found.value - F, 0) / s[on]) - np.sqrt(CHI_SQUARE_95)
 
     low, f_low = np.zeros(rows.size), np.full(rows.size, -np.sqrt(CHI_SQUARE_95))
     high, f_high = np.maximum(np.sqrt(CHI_SQUARE_95) * se[which], 1e-12), np.empty(rows.size)
     f_high[:] = height(high, rows)
-    for _ in range(12):
+    for _ in range(6):
         on = np.flatnonzero(f_high < 0)
         if not on.size:
             break
@@ -220,6 +220,6 @@ def _profile(fit: "Fit", unknowns: tuple[int, ...]) -> np.ndarray:
         above, below = on[f > 0], on[f <= 0]
         f_low[above], f_high[above], high[above] = f_low[above] / 2, f[f > 0], middle[above]
         f_high[below], f_low[below], low[below] = f_high[below] / 2, f[f <= 0], middle[below]
-        on = on[np.abs(f) >= 1e-4]
+        on = on[np.abs(f) >= 5e-4]
     limits[which, (sign > 0).astype(int)] = theta[which] + sign * np.where(open_ended, np.inf, middle)
     return limits
