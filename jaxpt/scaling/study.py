@@ -86,7 +86,7 @@ def study_law(
     """Of a law of the table, fitted; bootstrap: by default as many refits, 200 to 1000, as a second or two allows;
     at: the columns of a run to predict."""
     if bootstrap is None:
-        bootstrap = int(np.clip(4_000_000 // (found.data.y.size * (len(found.names) + 3) ** 2), 200, 1000))
+        bootstrap = int(np.clip(2_000_000 // (found.data.y.size * (len(found.names) + 3) ** 2), 200, 1000))
     result = _examine(found, cluster, resample, bootstrap, seed, bootstrap * found.data.y.size)
     warnings = law_cautions(found, result.refits, result.params, result.stability, at)
     result = result._replace(warnings=warnings + result.warnings)
