@@ -1,6 +1,6 @@
 """No false alarm: right functions, whoever wrote them, break no law of mathematics and no contract that they claim.
 
-Those in torch are in tests/peers/test_verify_right.py.
+Those in torch are in tests/peers/test_right_in_torch.py.
 """
 
 import pytest
