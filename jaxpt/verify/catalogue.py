@@ -84,8 +84,8 @@ LAWS = (
         EXACT, "exp before the clip (clip the log-ratio, with a tail), log(1 + exp(x)) for softplus, log(1 - exp(x)), "
         "0/0.",
         prepare="extreme"),
-    Law("precision", "masks", tuple(FAMILIES), MATH, "both",
-        "In float32 and in float64 it is the same, also where scores, rewards and logits lie 512 away from 0.",
+    Law("precision", "masks", tuple(FAMILIES), MATH, "value",
+        "In float32 and in float64 the value is the same, also where scores, rewards and logits lie 512 away from 0.",
         ROUNDING + " + 16 ulp of the largest input",
         "E[x^2] - E[x]^2 for a variance, or another difference of large numbers where the numbers' differences were to "
         "be summed.",

@@ -43,10 +43,11 @@ def test_by_hand_it_is_what_the_peer_computes_on_ordinary_inputs(target, peer):
     """Otherwise a loop of another formula would find faults everywhere."""
     from jaxpt.verify.families import FAMILIES
     from jaxpt.verify.generators import draw
+    from jaxpt.verify.target import parameters
 
     family = FAMILIES[target.family]
     function, size = function_of(target, peer), family.sizes[0]
-    for x in ordinary(draw(family, size, 2, 3)):
+    for x in ordinary(draw(family, size, 2, 3, parameters(function, family, target.family))):
         inputs = {k: v.tolist() for k, v in x.items()}
         shape = np.shape(target.by_hand(x, x))
         for position in np.ndindex(shape):
@@ -63,10 +64,16 @@ def test_by_hand_it_is_what_the_peer_computes_on_ordinary_inputs(target, peer):
 
 
 def ordinary(batch):
-    """Single examples in which everything counts, all groups are of two and nothing is far out."""
+    """Single examples in which everything counts, all groups are of two, nothing is far out, no margin is asked for and no
+    length is over its bound."""
     for i in range(len(next(iter(batch.values())))):
-        x = {k: np.ones_like(v[i]) if k.endswith("mask") else v[i] for k, v in batch.items()}
-        yield x if "group" not in x else {**x, "group": np.arange(len(x["group"])) // 2}
+        plain = {"margin": np.zeros_like, **{k: np.ones_like for k in batch if k.endswith("mask")}}
+        x = {k: plain.get(k, np.array)(v[i]) for k, v in batch.items()}
+        if "group" in x:
+            x["group"] = np.arange(len(x["group"])) // 2
+        if "length" in x:
+            x["length"] = np.minimum(x["length"], x["max_length"])
+        yield x
 
 
 @pytest.mark.parametrize("module", [CORE, OPENRLHF])
