@@ -18,27 +18,18 @@ from typing import NamedTuple
 EXAMPLES = 200
 FRAMEWORKS = ("jax", "numpy", "torch")
 BOUNDS = {"cold": 15.0, "warm": 5.0, "numpy": 60.0, "torch": 60.0}  # seconds
+ARRAYS = '''
+import {module} as xp
+
+def ppo(logp, old_logp, advantages, mask):
+    on = mask > 0
+    change, advantages = xp.clip(xp.where(on, logp - old_logp, 0), -20, 20), xp.where(on, advantages, 0)
+    ratio = xp.exp(change)
+    per_token = -xp.minimum(ratio * advantages, xp.clip(ratio, 0.8, 1.2) * advantages)
+    return xp.sum(per_token) / xp.maximum(xp.sum(on), 1)
+'''
 SOURCES = {
-    "jax": '''
-import jax.numpy as jnp
-
-def ppo(logp, old_logp, advantages, mask):
-    on = mask > 0
-    change, advantages = jnp.clip(jnp.where(on, logp - old_logp, 0), -20, 20), jnp.where(on, advantages, 0)
-    ratio = jnp.exp(change)
-    per_token = -jnp.minimum(ratio * advantages, jnp.clip(ratio, 0.8, 1.2) * advantages)
-    return jnp.sum(per_token) / jnp.maximum(jnp.sum(on), 1)
-''',
-    "numpy": '''
-import numpy as np
-
-def ppo(logp, old_logp, advantages, mask):
-    on = mask > 0
-    change, advantages = np.clip(np.where(on, logp - old_logp, 0), -20, 20), np.where(on, advantages, 0)
-    ratio = np.exp(change)
-    per_token = -np.minimum(ratio * advantages, np.clip(ratio, 0.8, 1.2) * advantages)
-    return np.sum(per_token) / max(on.sum(), 1)
-''',
+    "jax": ARRAYS.format(module="jax.numpy"), "numpy": ARRAYS.format(module="numpy"),
     "torch": '''
 import torch
 

@@ -72,6 +72,13 @@ class Reached:
         sys.setprofile(None)
 
 
+def entered(base: World, name: str) -> list[str]:
+    """The functions that a row's prepare, loss and gradient enter."""
+    with Reached() as reached:
+        corners.traced(base, base.rows()[name])
+    return sorted(reached.entered)
+
+
 def baseline(base: World, file: Path) -> dict:
     """Of the unchanged sources: tests with their CPU-seconds, those that fail here, and who reaches which function."""
     known = {"sources": sources(), "digests": {}, "tests": {}, "broken": {}, "modules": {}, "rows": {}}
@@ -92,11 +99,9 @@ def baseline(base: World, file: Path) -> dict:
         print(f"{module}: {sum(seconds.values()):.1f} s", flush=True)
     for module in TESTS:
         base.get(module)
-    for name, row in base.rows().items():
+    for name in base.rows():
         if name not in known["rows"] and "." not in name:
-            with Reached() as reached:
-                corners.traced(base, row)
-            known["rows"][name] = sorted(reached.entered)
+            known["rows"][name] = entered(base, name)
     file.write_text(json.dumps(known))
     return known
 

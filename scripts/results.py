@@ -136,18 +136,6 @@ def markdown(pairs: list[tuple[Run, Run | None]]) -> str:
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def write(path: Path, text: str) -> None:
-    """Replaces what stands between the two markers."""
-    try:
-        before, marker, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-    except OSError as error:
-        raise UserError(f"--write {path}: {error.strerror}") from None
-    _, end, after = rest.partition(END)
-    if not marker or not end:
-        raise UserError(f"--write {path}: a line {BEGIN} and, below it, a line {END} are expected")
-    store.write(path, lambda f: f.write(f"{before}{BEGIN}\n\n{text}\n{END}{after}".encode()))
-
-
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--runs", type=Path, nargs="+", default=[Path("runs")], help="their folders (runs)")
@@ -163,7 +151,7 @@ def main(argv: list[str] | None = None) -> int:
             raise UserError(f"--runs {roots}: no finished run of tier {args.tier} counts")
         text = markdown(pairs)
         if args.write is not None:
-            write(args.write, text)
+            store.write_between(args.write, BEGIN, END, text)
     except UserError as error:
         print(f"results: {error}", file=sys.stderr)
         return 2

@@ -21,7 +21,9 @@ import warnings
 from importlib.metadata import version
 from pathlib import Path
 
+from jaxpt.lab import store
 from jaxpt.lab.compiling import QUICK_TO_COMPILE
+from jaxpt.lab.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 HERE = ROOT / "tests" / "peers"
@@ -147,7 +149,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         print(run(args), end="")
-    except ValueError as error:
+    except (UserError, ValueError) as error:
         print(f"verify_peers: {error}", file=sys.stderr)
         return 2
     return 0
@@ -157,7 +159,7 @@ def run(args) -> str:
     if why := missing():
         raise ValueError(why)
     if args.write:
-        between(args.write)
+        store.between(args.write, BEGIN, END)  # or all would be for nothing
     warnings.simplefilter("ignore")  # what a peer warns about is not ours to mend
     sys.path.insert(0, str(HERE))
     os.environ.setdefault("XLA_FLAGS", " ".join(QUICK_TO_COMPILE))  # programs are small, and of many shapes
@@ -191,8 +193,7 @@ def run(args) -> str:
     record = {"versions": versions(sorted({package_of(about["target"]) for about in record["asked"]})), **record}
     text = markdown(record)
     if args.write:
-        before, after = between(args.write)
-        args.write.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}", encoding="utf-8")
+        store.write_between(args.write, BEGIN, END, text)
         FINDINGS.write_text(lines(record))
     return text
 
@@ -213,17 +214,6 @@ def renewed(new: dict, order: list[str]) -> dict:
     stays = lambda entry: entry["target"] in order and entry["target"] not in renewing  # noqa: E731
     sort = lambda entries: sorted(entries, key=lambda entry: order.index(entry["target"]))  # noqa: E731
     return {"seed": new["seed"], **{k: sort([*filter(stays, old[k]), *new[k]]) for k in ("asked", "findings")}}
-
-
-def between(path: Path) -> tuple[str, str]:
-    """What stands before and behind the markers."""
-    if not path.is_file():
-        raise ValueError(f"--write {path}: there is no such file")
-    before, marker, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not marker or not end:
-        raise ValueError(f"--write {path}: a line {BEGIN} and, below it, a line {END} are expected")
-    return before, after
 
 
 if __name__ == "__main__":

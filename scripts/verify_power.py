@@ -19,6 +19,7 @@ import json
 import time
 from pathlib import Path
 
+from mutate import entered
 from mutation import corners, world
 from mutation.sites import Site, draw, mutated
 from mutation.world import World
@@ -46,18 +47,6 @@ def broken(where: World, name: str, family: str, claims: tuple[str, ...]) -> lis
         except Exception as error:
             return [f"{type(error).__name__}: {error}"[:120]]
         return list(report.broken)
-
-
-def reached(base: World, names: list[str]) -> dict[str, list[str]]:
-    """Row -> the functions of changed files that its loss enters."""
-    from mutate import Reached
-
-    found = {}
-    for name in names:
-        with Reached() as seen:
-            corners.traced(base, base.rows()[name])
-        found[name] = sorted(seen.entered)
-    return found
 
 
 def judged(site: Site, base: World, rows: list[tuple[str, str]], claims: dict) -> dict:
@@ -90,11 +79,11 @@ def main():
     aside = [site for site, apart in draw(300, 0) if apart and site.function]
     chosen = aside[:: max(len(aside) // args.count, 1)][: args.count]
     done = {r["id"]: r for r in map(json.loads, args.out.read_text().splitlines())} if args.out.exists() else {}
-    entered, control, claims = reached(base, [name for name, _ in known]), {}, {}
+    enters, control, claims = {name: entered(base, name) for name, _ in known}, {}, {}
     for site in chosen:
         if site.id in done or time.process_time() > args.seconds:
             continue
-        rows = [(name, family) for name, family in known if f"{site.file}:{site.function}" in entered[name]]
+        rows = [(name, family) for name, family in known if f"{site.file}:{site.function}" in enters[name]]
         for name, family in rows[:: max(len(rows) // ROWS, 1)][:ROWS]:
             if name not in control:
                 with base.inside():  # claims are looked up in the table

@@ -99,11 +99,11 @@ def shape_columns(values: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, 
     return columns, numbers
 
 
-def asked(values: Mapping[str, Any], points: Any, flop: float) -> Any:
-    """The `Asked` of these flags."""
+def asked(values: Mapping[str, Any], points: Any, flop: float, C: float | None) -> Any:
+    """The `Asked` of these flags; C: their `budget`."""
     from jaxpt.scaling.questions import Asked
 
-    name, C = values["--count"], budget(values)
+    name = values["--count"]
     count = None if name is None else (name, _cost(values, points))
     if values["--serve"] is not None and C is not None and 2 * values["--serve"] >= C:
         raise UserError(f"--serve {values['--serve']:g}: serving so many tokens takes all of {C:.4g} FLOPs")

@@ -124,7 +124,7 @@ def _closed_form(path: str, values: dict, resample: str) -> str:
     budget = ask.budget(values)
     ask.shape_columns(values)
     points = _points(path, values, Wanted())
-    asked = ask.asked(values, points, _flop(values))
+    asked = ask.asked(values, points, _flop(values), budget)
     result = study(
         points.N, points.D, points.loss, weight=points.weight, cluster=points.cluster, resample=resample,
         objective=values["--objective"], delta=values["--delta"], bootstrap=_refits(values, 4000),

@@ -74,6 +74,24 @@ def jsonable(value: Any) -> Any:
     return value
 
 
+def between(path: Path, begin: str, end: str) -> tuple[str, str]:
+    """What stands before and behind two markers of a text. UserError where they are not there, one below the other."""
+    try:
+        before, marker, rest = path.read_text(encoding="utf-8").partition(begin)
+    except OSError as error:
+        raise UserError(f"--write {path}: {error.strerror}") from None
+    _, closed, after = rest.partition(end)
+    if not marker or not closed:
+        raise UserError(f"--write {path}: a line {begin} and, below it, a line {end} are expected")
+    return before, after
+
+
+def write_between(path: Path, begin: str, end: str, text: str) -> None:
+    """Replaces what stands between the two markers."""
+    before, after = between(path, begin, end)
+    write(path, lambda f: f.write(f"{before}{begin}\n\n{text}\n{end}{after}".encode()))
+
+
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """np.savez dates its members 1980, so equal arrays give equal files."""
     write(path, lambda f: np.savez(f, **arrays))

@@ -27,8 +27,8 @@ class Table(NamedTuple):
 
 
 def read_table(path: str) -> Table:
-    """A folder: the runs in it. Else by the file's ending: .jsonl or .ndjson, .parquet, else CSV (or JSON lines, if it starts with a brace);
-    .gz in addition. UserError, one sentence with the line, for a file that is no table."""
+    """A folder: the runs in it. Else by the file's ending: .jsonl or .ndjson, .parquet, else CSV (or JSON lines, if it
+    starts with a brace); .gz in addition. UserError, one sentence with the line, for a file that is no table."""
     file = Path(path)
     endings = [ending.lower() for ending in file.suffixes]
     if not file.exists():

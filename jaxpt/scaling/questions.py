@@ -83,20 +83,24 @@ def _questions(asked: Asked) -> dict[str, tuple[str, Callable[[np.ndarray], dict
     return out
 
 
-def _run(best: Optimum, flop: float) -> dict[str, float]:
-    N, D, loss = map(float, best)
-    return {"N": N, "D": D, "loss": loss, "training_flops": flop * N * D}
+def _best(found: Optimum) -> dict[str, float]:
+    return {"N": float(found.N), "D": float(found.D), "loss": float(found.loss)}
+
+
+def _run(found: Optimum, flop: float) -> dict[str, float]:
+    best = _best(found)
+    return best | {"training_flops": flop * best["N"] * best["D"]}
 
 
 def _counted(params: np.ndarray, C: float, cost: Cost) -> dict[str, float]:
     at, above, below = (frontier.counted(params, C * x, cost) for x in (1.0, STEP, 1 / STEP))
     a = np.log(above.N / below.N) / (2 * np.log(STEP))
-    return {"N": float(at.N), "D": float(at.D), "loss": float(at.loss), "a": float(a)}
+    return _best(at) | {"a": float(a)}
 
 
 def _limited(params: np.ndarray, C: float, asked: Asked) -> dict[str, float]:
     best = frontier.limited(params, C, asked.unique, asked.flop)
-    return {"N": float(best.N), "D": float(best.D), "loss": float(best.loss), "epochs": float(best.D / asked.unique)}
+    return _best(best) | {"epochs": float(best.D / asked.unique)}
 
 
 def _reached(params: np.ndarray, asked: Asked) -> dict[str, float]:

@@ -20,7 +20,8 @@ return (loss, extras). A loss that sums over devices by itself names the axis by
 None: law shard. claim: names of contract laws (choices that not every right function makes), or of waivers,
 which say why some law is not meant to hold: `jaxpt list invariants` shows both. like: a row of the table of
 objectives; its claims are applied, and fn is compared with it. framework: "jax", "numpy" or "torch", that of
-the function's annotations or code when None; where these leave several, the first whose arrays it takes and returns. only: names of laws, to run no others.
+the function's annotations or code when None; where these leave several, the first whose arrays it takes and returns.
+only: names of laws, to run no others.
 
 A function that cannot be checked at all (wrong arity or shape; raises or gives NaN on every example) raises
 TargetError; one that raises on some breaks the laws that met these.

@@ -6,6 +6,7 @@ from jaxpt.verify import check
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.peers
+from test_right_in_torch import gae  # noqa: E402  (which needs torch)
 
 
 def ppo(logp, old_logp, advantages, mask, eps=0.2):
@@ -29,16 +30,6 @@ def dpo(chosen, rejected, ref_chosen, ref_rejected, beta=0.1):
 
 def log_of_sigmoid(chosen, rejected, ref_chosen, ref_rejected, beta=0.1):
     return -torch.log(torch.sigmoid(beta * ((chosen - ref_chosen) - (rejected - ref_rejected)))).mean()
-
-
-def gae(rewards, values, mask, gamma, lam):
-    out, after, ahead = torch.zeros_like(rewards), torch.zeros(len(rewards)), torch.zeros(len(rewards))
-    for t in reversed(range(rewards.shape[1])):
-        on = mask[:, t] > 0
-        now = rewards[:, t] + gamma * after - values[:, t] + gamma * lam * ahead
-        after, ahead = torch.where(on, values[:, t], after), torch.where(on, now, ahead)
-        out[:, t] = torch.where(on, now, torch.zeros_like(now))
-    return out
 
 
 def dropout(per_token, mask):
