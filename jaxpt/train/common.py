@@ -15,7 +15,7 @@ from jaxpt.ops.masked import count, masked_sum
 from jaxpt.ops.sampling import Chooser, greedy, row_keys, sampler
 from jaxpt.rollout import generate
 from jaxpt.train import experts
-from jaxpt.train.optim import make_optimizer
+from jaxpt.train.optim import kept, make_optimizer
 from jaxpt.train.parallel import Layout
 from jaxpt.types import Array, Metrics, Params
 
@@ -68,6 +68,11 @@ def start_state(cfg: Any, model: Model, key: Array, hyper: Mapping[str, Array], 
     opt_state = make_optimizer(cfg.optim).init(params)
     counters = {"step": jnp.int32(0), "flops": jnp.float32(0)}
     return {"params": params, "opt": opt_state, "key": key, "hyper": hyper, **counters}
+
+
+def kept_params(cfg: Any, state: Mapping[str, Any]) -> Params:
+    """What evaluations and later stages see of a state."""
+    return kept(cfg.optim, state["opt"], state["params"])
 
 
 def levels_of(cfg: EnvConfig, hyper: Mapping[str, Array]) -> tuple[Array | int, Array | int]:
@@ -144,7 +149,7 @@ def finish_step(
     scores = when_due(
         done, cfg.eval.every,
         lambda: evaluate(
-            model, state["params"], env, cfg, levels_of(cfg.env, state["hyper"]), draws, layout, state.get("reference")
+            model, kept_params(cfg, state), env, cfg, levels_of(cfg.env, state["hyper"]), draws, layout, state.get("reference")
         ),
     )
     flops = state["flops"] + cost

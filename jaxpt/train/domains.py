@@ -5,6 +5,7 @@ text cancels. With experts: how loads and domains go together, and what is lost 
 """
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -76,7 +77,7 @@ def make_domains(cfg: DomainsConfig, layout: Layout = ONE) -> Program:
         return tokens, domain, optimal_logp(known, tokens)[:, 1:]
 
     def evaluate(state):
-        params, (tokens, domain, best) = state["params"], held(state, cfg.world)
+        params, (tokens, domain, best) = common.kept_params(cfg, state), held(state, cfg.world)
         logp, aux = token_logp(causal, params, tokens)
         out = {"held": jnp.mean(best - logp)}
         out["fit"] = -out["held"]
@@ -106,7 +107,7 @@ def make_domains(cfg: DomainsConfig, layout: Layout = ONE) -> Program:
         return {**state, "step": done}, {**metrics, **common.when_due(done, cfg.every, lambda: evaluate(state))}
 
     hyper = {"learning_rate": cfg.optim.learning_rate, **experts.leaves(cfg.model)}
-    return Program(init, step, hyper, lambda state: state["params"])
+    return Program(init, step, hyper, partial(common.kept_params, cfg))
 
 
 def token_logp(model: Model, params: Params, tokens: Array, routing: dict | None = None) -> tuple[Array, dict]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -197,7 +198,7 @@ def make_policy(cfg: PolicyConfig, layout: Layout = ONE) -> Program:
             hyper[name] = float(getattr(cfg, name))
     if "values" in needed:
         hyper |= {"critic_rate": cfg.critic.optim.learning_rate, "value_coef": 1.0}
-    return Program(init, step, hyper, lambda state: state["params"])
+    return Program(init, step, hyper, partial(common.kept_params, cfg))
 
 
 def policy_flops(cfg: PolicyConfig) -> int:

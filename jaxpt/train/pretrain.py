@@ -5,6 +5,7 @@ as arrays (functools.partial), so that configs stay plain values.
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -62,13 +63,13 @@ def make_pretrain(cfg: PretrainConfig, layout: Layout = ONE, *, train: np.ndarra
         metrics = {
             "bits": experts.less_routers(loss, measured) * BITS, "grad_norm": norm,
             "bytes": done.astype(jnp.float32) * (cfg.batch * (cfg.window - 1)),
-            **common.when_due(done, cfg.every, lambda: held_bits(state["params"])),
+            **common.when_due(done, cfg.every, lambda: held_bits(common.kept_params(cfg, state))),
             **common.means(experts.watch({name: x for name, x in measured.items() if name.startswith("router_")})),
         }
         return {**state, "step": done}, metrics
 
     hyper = {"learning_rate": cfg.optim.learning_rate, **experts.leaves(cfg.model)}
-    return Program(init, step, hyper, lambda state: state["params"])
+    return Program(init, step, hyper, partial(common.kept_params, cfg))
 
 
 def as_trajectory(tokens: Array) -> Trajectory:

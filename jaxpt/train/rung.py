@@ -3,6 +3,8 @@
 All lengths of one size share a compilation, which on a CPU costs more than many a rung.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -48,12 +50,12 @@ def make_rung(cfg: PretrainConfig, layout: Layout = ONE, *, train: np.ndarray, p
         done = state["step"] + 1
         metrics = {
             "loss": loss, "tokens": done.astype(jnp.float32) * tokens, "flops": done.astype(jnp.float32) * flops,
-            **common.when_due(done, hyper["updates"].astype(jnp.int32), lambda: held(state["params"])),
+            **common.when_due(done, hyper["updates"].astype(jnp.int32), lambda: held(common.kept_params(cfg, state))),
         }
         return {**state, "hyper": hyper, "step": done}, metrics
 
     hyper = {"learning_rate": cfg.optim.learning_rate, "updates": 100.0}
-    return Program(init, step, hyper, lambda state: state["params"])
+    return Program(init, step, hyper, partial(common.kept_params, cfg))
 
 
 def share(step: jax.Array, updates: jax.Array) -> jax.Array:

@@ -1,6 +1,7 @@
 """Supervised training on the oracle's demonstrations."""
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import jax
 
@@ -58,4 +59,4 @@ def make_sft(cfg: SftConfig, layout: Layout = ONE) -> Program:
         return common.finish_step(cfg, model, env, layout, state, cost, *learned)
 
     hyper = {"learning_rate": cfg.optim.learning_rate, **row.hyper, **experts.leaves(cfg.model)}
-    return Program(init, step, hyper, lambda state: state["params"])
+    return Program(init, step, hyper, partial(common.kept_params, cfg))
