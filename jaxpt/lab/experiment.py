@@ -24,7 +24,8 @@ Curves = Mapping[str, np.ndarray]  # "stage/metric" -> [seeds, steps, ...]; "inp
 
 @dataclass(frozen=True)
 class Stage:
-    """`steps` steps of `make(config)`, begun from the parameters that stage `after` ended with.
+    """`steps` steps of `make(config)`, begun from the parameters that stage `after` ended with (a tuple of them where
+    `after` names several, as a student and its teacher).
 
     `config` is a frozen dataclass of plain values: with make's name, steps, hyper and the parent's key it
     identifies the stage, which is computed once per seed. `hyper` overrides the program's numbers.
@@ -35,7 +36,7 @@ class Stage:
     make: Callable[[Any], Program]
     config: Any
     steps: int
-    after: str | None = None
+    after: str | tuple[str, ...] | None = None
     hyper: Mapping[str, float] = field(default_factory=dict)
     chunk: int = 20  # steps per compiled call: progress, checkpoints and resume happen between chunks
     stream: str | None = None  # the stage's stream of randomness, its name by default
@@ -136,9 +137,15 @@ def _import_file(entry: catalogue.Entry) -> Any:
     return module
 
 
+def begun(stage: Stage, known: Mapping[str | None, Any]) -> Any:
+    """What is known of the stage that it comes after; a tuple where there are several. known[None]: of none."""
+    return tuple(known[name] for name in stage.after) if isinstance(stage.after, tuple) else known[stage.after]
+
+
 def topological(stages: Sequence[Stage]) -> list[Stage]:
     """Parents before children; UserError where the stages are not a forest with plain, unique names."""
     by_name = {stage.name: stage for stage in stages}
+    parents = {s.name: set(s.after) if isinstance(s.after, tuple) else {s.after} for s in stages}
     if not stages or len(by_name) != len(stages):
         raise UserError("an experiment needs at least one stage, and each stage a name of its own")
     for stage in stages:
@@ -147,12 +154,12 @@ def topological(stages: Sequence[Stage]) -> list[Stage]:
             raise UserError(f"{who}: a name is letters, digits, '_', '-', '.', and not 'inputs'")
         if stage.steps < 1 or stage.chunk < 1:
             raise UserError(f"{who}: steps {stage.steps} and chunk {stage.chunk} must be at least 1")
-        if stage.after is not None and stage.after not in by_name:
-            raise UserError(f"{who} comes after {stage.after!r}: {expected(stage.after, by_name)}")
+        for parent in parents[stage.name] - {None} - set(by_name):
+            raise UserError(f"{who} comes after {parent!r}: {expected(parent, by_name)}")
     ordered: list[Stage] = []
     done: set[str | None] = {None}
     while len(ordered) < len(stages):
-        ready = [s for s in stages if s.name not in done and s.after in done]
+        ready = [s for s in stages if s.name not in done and parents[s.name] <= done]
         if not ready:
             raise UserError(f"stages {sorted(set(by_name) - done)} come after each other in a circle")
         ordered += ready

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 import jaxpt
-from jaxpt.lab.experiment import Claim, Stage
+from jaxpt.lab.experiment import Claim, Stage, begun
 
 # Variables that change what XLA computes; results under different values are not the same run.
 NUMERICS = ("JAX_ENABLE_X64", "JAX_DEFAULT_MATMUL_PRECISION", "JAX_DEFAULT_PRNG_IMPL",
@@ -78,7 +78,7 @@ def stage_identities(stages: Sequence[Stage]) -> dict[str, str]:
     """name -> sha256 of (make, config, steps, hyper, stream, the parent's); stages in topological order."""
     known: dict[str | None, str | None] = {None: None}
     for s in stages:
-        known[s.name] = digest([s.make, s.config, s.steps, s.hyper, s.stream or s.name, known[s.after]])
+        known[s.name] = digest([s.make, s.config, s.steps, s.hyper, s.stream or s.name, begun(s, known)])
     return {s.name: known[s.name] for s in stages}
 
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from jaxpt.lab import programs, store
 from jaxpt.lab.errors import UserError, expected
-from jaxpt.lab.experiment import Stage, load, topological
+from jaxpt.lab.experiment import Stage, begun, load, topological
 from jaxpt.lab.identity import digest, program_identity, stage_identities
 from jaxpt.train.program import Program
 from jaxpt.types import Array, Key
@@ -42,7 +42,7 @@ def compute_seed(folder: Path, stages: Sequence[Stage], seed: int, compiled: Com
         bounds = store.chunk_bounds(stage.steps, stage.chunk)
         identity = program_identity(stage)
         program = _program(stage, identity, compiled)
-        start = (*_key_and_hyper(stage, program, seed), parameters[stage.after])
+        start = (*_key_and_hyper(stage, program, seed), begun(stage, parameters))
         owner = store.owner(identities[stage.name], seed)
         done, leaves = store.progress(folder, stage.name, seed, owner, bounds)
         if leaves is None:
@@ -94,7 +94,7 @@ def metric_shapes(stages: Sequence[Stage], compiled: Compiled) -> dict[str, dict
     shapes, parameters = {}, {None: None}
     for stage in stages:
         program = _program(stage, program_identity(stage), compiled)
-        state = jax.eval_shape(program.init, *_key_and_hyper(stage, program, 0), parameters[stage.after])
+        state = jax.eval_shape(program.init, *_key_and_hyper(stage, program, 0), begun(stage, parameters))
         _, metrics = jax.eval_shape(program.step, state)
         shapes[stage.name] = {name: x.shape for name, x in metrics.items()}
         parameters[stage.name] = jax.eval_shape(program.params, state)

@@ -1,0 +1,137 @@
+"""A student learns from a teacher, from a verifier, or from one after the other, on texts that either has drawn.
+
+Texts of the teacher make offline distillation (on its tokens: sequence_kd; on its distributions: forward_kl), texts of the
+student make on-policy distillation (reverse_kl; opd with sampled tokens alone) and policy gradients.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from jaxpt.models import Model, ModelConfig, make_model
+from jaxpt.objectives import get
+from jaxpt.objectives.distillation import annealed
+from jaxpt.ops.logprobs import token_stats
+from jaxpt.ops.masked import weighed
+from jaxpt.ops.sampling import row_keys, sampler
+from jaxpt.rollout import generate
+from jaxpt.train import common
+from jaxpt.train.budget import rollout_flops, scoring_flops, update_flops
+from jaxpt.train.optim import OptimConfig, apply_update
+from jaxpt.train.parallel import ONE, Layout
+from jaxpt.train.program import Program
+from jaxpt.types import Array, Params
+
+TEACHER = 2**31 - 2  # what a run's key is folded with for a teacher's fresh parameters; steps stay below it
+COMPUTED = ("logp", "ref_logp", "entropy")  # of what rows of tokens need
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillConfig:
+    env: common.EnvConfig = field(default_factory=common.EnvConfig)
+    model: ModelConfig  # the student
+    teacher: ModelConfig
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    objectives: tuple[str, ...] = ("reverse_kl",)  # rows whose losses are weighed and summed
+    prompts: int = 32  # tasks per update
+    group: int = 8  # texts of each
+    eval: common.EvalConfig = field(default_factory=common.EvalConfig)
+
+    def __post_init__(self):
+        for name in self.objectives:
+            further = [what for what in get(name).needs if what not in COMPUTED]
+            if further:
+                raise ValueError(f"objectives: {name!r} needs {further[0]}, which this program does not compute")
+        common.check_positive(self, "prompts", "group")
+        for model in (self.model, self.teacher):
+            common.check_vocab(model, self.env)
+
+    def arm(self, start: Mapping[str, float], end: Mapping[str, float] | None = None, **leaves: float) -> dict[str, float]:
+        """Leaves: the weights of rows at the first update, and of an arm that moves, at update `anneal` and beyond."""
+        end = start if end is None else end
+        for name in {*start, *end} - set(self.objectives):
+            raise ValueError(f"arm: {name!r} is none of the program's rows, {', '.join(self.objectives)}")
+        weights = {f"weight_{name}": start.get(name, 0.0) for name in self.objectives}
+        return weights | {f"end_{name}": end.get(name, 0.0) for name in self.objectives} | leaves
+
+
+def make_distill(cfg: DistillConfig, layout: Layout = ONE) -> Program:
+    """Each step: tasks, texts, one update. Begins from (the student's parameters, the teacher's).
+
+    Leaves: own (1: texts of the student, 0: of the teacher); pool (tasks in all, 0: new ones for every update; the
+    teacher's texts of a pool are drawn once); anneal, weight_ROW, end_ROW (the rows' weights, on a straight line).
+    """
+    env, model, teacher = cfg.env.make(), make_model(cfg.model), make_model(cfg.teacher)
+    rows = [get(name) for name in cfg.objectives]
+
+    def init(key, hyper, start=None):
+        begun, master = (None, None) if start is None else start
+        drawn = lambda: teacher.init(jax.random.fold_in(key, TEACHER))  # noqa: E731
+        known = drawn() if master is None else jax.tree.map(jnp.copy, master)
+        return {**common.start_state(cfg, model, key, hyper, begun), "teacher": known}
+
+    def texts(state):
+        hyper, key, numbers = state["hyper"], state["key"], layout.rows(cfg.prompts)
+        pool, own = hyper["pool"].astype(jnp.int32), hyper["own"] > 0
+        at = lambda once: jax.random.fold_in(key, jnp.where(once, 0, state["step"]))  # noqa: E731
+        which = jnp.where(pool > 0, numbers % jnp.maximum(pool, 1), numbers)
+        task_keys = row_keys(jax.random.fold_in(at(pool > 0), common.TASK), which)
+        tasks = layout.spread(common.draw_tasks(env, cfg.env.levels, task_keys))
+        keys = row_keys(jax.random.fold_in(at((pool > 0) & ~own), common.ROW), layout.rows(cfg.prompts * cfg.group))
+        drawn = lambda model, params: lambda: generate(model, params, env, tasks, keys, sampler(), cfg.group)  # noqa: E731
+        return jax.lax.cond(own, drawn(model, state["params"]), drawn(teacher, state["teacher"]))
+
+    def step(state):
+        hyper = state["hyper"]
+        traj = texts(state)
+        known, told = decisions(teacher, state["teacher"], traj.tokens)
+        ready = [
+            row.prepare({"mask": traj.mask} if row.family == "distillation" else traj, total=layout.total,
+                        **({} if row.family == "distillation" else {"ref_logp": known["logp"]}))
+            for row in rows
+        ]
+        weights = [annealed(state["step"], hyper["anneal"], hyper[f"weight_{row.name}"], hyper[f"end_{row.name}"], 1.0)
+                   for row in rows]
+
+        def loss(params):
+            now, logits = decisions(model, params, traj.tokens)
+            values, metrics = [], {"entropy": weighed(now["entropy"], traj.mask)}
+            for row, given in zip(rows, ready, strict=True):
+                if row.family == "distillation":
+                    value, measured = row.loss(logits, told, traj.mask, totals=given["totals"])
+                    metrics |= {row.name: measured["divergence"], "agreement": measured["agreement"]}
+                else:
+                    value, _ = row.loss(now["logp"], traj.old_logp, given["advantages"], given["mask"],
+                                        totals=given["totals"], ref_logp=known["logp"], entropy=now["entropy"])
+                values.append(value)
+            return sum(w * value for w, value in zip(weights, values, strict=True)), metrics
+
+        (value, metrics), grads = jax.value_and_grad(loss, has_aux=True)(state["params"])
+        value, metrics, grads = layout.total((value, metrics, grads))
+        params, opt, norm = apply_update(cfg.optim, hyper["learning_rate"], grads, state["opt"], state["params"])
+        state = {**state, "params": params, "opt": opt}
+        return common.finish_step(cfg, model, env, layout, state, flops(hyper), value, norm, metrics)
+
+    def flops(hyper):
+        """Of one step: drawing, the teacher's reading where a row in use asks for it, the update."""
+        spec, size = env.spec, cfg.prompts * cfg.group
+        drawn = [float(rollout_flops(m, spec, cfg.prompts, cfg.group)) for m in (cfg.model, cfg.teacher)]
+        reads = [row.family == "distillation" or "ref_logp" in row.needs for row in rows]
+        read = sum(hyper[f"{part}_{row.name}"] * on for row, on in zip(rows, reads, strict=True) for part in ("weight", "end"))
+        scored = jnp.where(read > 0, float(scoring_flops(cfg.teacher, spec, size)), 0.0)
+        return jnp.where(hyper["own"] > 0, *drawn) + scored + float(update_flops(cfg.model, spec, size))
+
+    first = {cfg.objectives[0]: 1.0}
+    hyper = {"learning_rate": cfg.optim.learning_rate, **cfg.arm(first, own=1.0, pool=0.0, anneal=1.0)}
+    return Program(init, step, hyper, partial(common.kept_params, cfg))
+
+
+def decisions(model: Model, params: Params, tokens: Array) -> tuple[dict[str, Array], Array]:
+    """token_stats' logp and entropy [B,T], and the logits [B,T,V] that decide tokens[:, t]; 0 at index 0."""
+    hidden, _ = model.forward(params, tokens)
+    W = model.unembed(params)
+    logits = jnp.pad(hidden[:, :-1] @ W, ((0, 0), (1, 0), (0, 0)))
+    return token_stats(hidden, W, tokens, want=("logp", "entropy")), logits
