@@ -43,7 +43,7 @@ def make_sft(cfg: SftConfig, layout: Layout = ONE) -> Program:
     """Each step: new tasks, one demonstration each, one update."""
     env, model, row = cfg.env.make(), make_model(cfg.model), get(cfg.objective)
     style = env.spec.styles.index(cfg.style)
-    cost = update_flops(cfg.model, env.spec, cfg.batch)
+    cost = float(update_flops(cfg.model, env.spec, cfg.batch))  # more than an int32 holds
 
     def init(key, hyper, start=None):
         return common.start_state(cfg, model, key, hyper, start)
