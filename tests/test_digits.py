@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpt.objectives import ROWS
+from jaxpt.objectives import ROWS, surrogates
 from jaxpt.objectives.distillation import alpha_divergence, annealed, distribution, minillm_long_term
 from jaxpt.objectives.families import FAMILIES
 from jaxpt.objectives.preference_parts import log1mexp
 from jaxpt.objectives.probe import probe_case
+from jaxpt.objectives.reward import length_residual
 
 
 @pytest.mark.parametrize("alpha", [1.0, 0.7, 0.5, 0.2, 0.0])
@@ -92,3 +93,41 @@ def test_a_step_of_score_0_is_called_wrong():
     scores, labels, mask = jnp.array([[0.0, 0.0, 1.0]]), jnp.array([[1.0, 0.0, 1.0]]), jnp.ones((1, 3), bool)
     accuracy = row.loss(scores, labels, mask, **row.prepare({"mask": mask}))[1]["accuracy"]
     np.testing.assert_array_equal(accuracy, (2, 3))
+
+
+@pytest.mark.parametrize("mask_of", [surrogates.tv_mask, surrogates.kl_mask])
+@pytest.mark.parametrize("advantage", [1.0, -1.0, 0.5])
+def test_every_trusted_token_is_pushed_by_its_advantage(mask_of, advantage):
+    """Also an advantage of exactly 1, as right answers among wrong ones may have."""
+    names = ("tv_low", "tv_high") if mask_of is surrogates.tv_mask else ("kl_low", "kl_high")
+    logp, old_logp = jnp.array([[-0.5, -0.6]]), jnp.array([[-0.6, -0.5]])
+    ratio, A, mask = jnp.exp(logp - old_logp), jnp.full((1, 2), advantage), jnp.ones((1, 2), bool)
+    bounds = dict.fromkeys(names, 10.0)
+    loss = lambda logp: jnp.sum(mask_of(logp, old_logp, ratio, A, mask, ratio_cap=20.0, **bounds)[0])  # noqa: E731
+    np.testing.assert_allclose(jax.grad(loss)(logp), -advantage * ratio, rtol=1e-6)
+
+
+def test_a_log_probability_above_0_by_rounding_has_moved_as_far_as_one_of_0():
+    inside = lambda x, most: surrogates.kl_mask(  # noqa: E731
+        jnp.array([[x]]), jnp.array([[-0.1]]), jnp.ones((1, 1)), jnp.ones((1, 1)), jnp.ones((1, 1), bool),
+        kl_low=most, kl_high=most, ratio_cap=20.0,
+    )[1]["clip_fraction"][0, 0] == 0
+    old = np.exp(-0.1)
+    moved = old * -0.1 + (1 - old) * (np.log(1 - old) - np.log(1e-12))
+    for x in (0.0, 0.5):
+        assert inside(x, 1.01 * moved) and not inside(x, 0.99 * moved)
+
+
+def test_a_short_difference_between_long_lengths_is_no_rounding():
+    """And what rounding makes of equal lengths is no difference."""
+    reward, mask = jnp.array([0.0, 0.0, 1.0, 1.0]), jnp.ones(4, bool)
+    length = jnp.array([1000.0, 1000, 1010, 1010])
+    np.testing.assert_allclose(length_residual(reward, length, mask), 0.5, atol=1e-4)
+    np.testing.assert_array_equal(length_residual(reward, jnp.full(4, 16777.2), mask), reward)
+
+
+def test_lengths_a_rounding_apart_are_equal():
+    reward, mask = jnp.array([0.0, 0.0, 1.0, 1.0]), jnp.ones(4, bool)
+    length = jnp.array([1000.0, 1000, 1000.0002, 1000.0002])
+    assert float(length[2] - length[0]) > 0
+    np.testing.assert_array_equal(length_residual(reward, length, mask), reward)
