@@ -13,6 +13,7 @@ from jaxpt.objectives.families import FAMILIES
 from jaxpt.objectives.preference_parts import log1mexp
 from jaxpt.objectives.probe import probe_case
 from jaxpt.objectives.reward import length_residual
+from jaxpt.objectives.value import whiten
 
 
 @pytest.mark.parametrize("alpha", [1.0, 0.7, 0.5, 0.2, 0.0])
@@ -131,3 +132,11 @@ def test_lengths_a_rounding_apart_are_equal():
     length = jnp.array([1000.0, 1000, 1000.0002, 1000.0002])
     assert float(length[2] - length[0]) > 0
     np.testing.assert_array_equal(length_residual(reward, length, mask), reward)
+
+
+@pytest.mark.parametrize("std_eps", [0.0, 0.3, 1.0, 5.0])
+def test_whitening_adds_the_square_of_its_floor_to_the_variance(std_eps):
+    x, mask = np.array([[1.0, -2.0, 4.0], [0.5, 0.0, 9.0]]), np.array([[1, 1, 1], [1, 1, 0]], bool)
+    kept = x[mask]
+    expected = np.where(mask, (x - kept.mean()) / np.sqrt(kept.var() + std_eps**2), 0.0)
+    np.testing.assert_allclose(whiten(jnp.float32(x), jnp.asarray(mask), std_eps=std_eps), expected, rtol=1e-6, atol=1e-7)

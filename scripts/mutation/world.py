@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from mutation.sites import ROOT
 
 TESTS = (  # the modules whose tests look at objectives without training anything
-    "test_masked", "test_constants", "test_value", "test_bonuses", "test_advantages", "test_lengths", "test_reward",
+    "test_masked", "test_digits", "test_constants", "test_value", "test_bonuses", "test_advantages", "test_lengths", "test_reward",
     "test_supervised", "test_distillation", "test_preference", "test_pairs", "test_prepare", "test_objectives", "test_rows",
     "test_public_faults", "test_public_faults_losses", "test_public_faults_preference", "test_public_faults_distillation",
 )
