@@ -13,7 +13,8 @@ from jaxpt.objectives.families import FAMILIES
 from jaxpt.objectives.preference_parts import log1mexp
 from jaxpt.objectives.probe import probe_case
 from jaxpt.objectives.reward import length_residual
-from jaxpt.objectives.value import whiten
+from jaxpt.objectives.value import v_trace, whiten
+from jaxpt.ops.masked import exp_excess
 
 
 @pytest.mark.parametrize("alpha", [1.0, 0.7, 0.5, 0.2, 0.0])
@@ -140,3 +141,20 @@ def test_whitening_adds_the_square_of_its_floor_to_the_variance(std_eps):
     kept = x[mask]
     expected = np.where(mask, (x - kept.mean()) / np.sqrt(kept.var() + std_eps**2), 0.0)
     np.testing.assert_allclose(whiten(jnp.float32(x), jnp.asarray(mask), std_eps=std_eps), expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("x", [0.0999, -0.0999, 0.05, -0.02, 0.101, -0.101, 1e-4])
+def test_exp_excess_keeps_its_digits_up_to_the_series_edge(x):
+    x = np.float32(x)
+    exact = np.expm1(np.float64(x)) - np.float64(x)
+    np.testing.assert_allclose(exp_excess(jnp.asarray(x)), exact, rtol=2e-6 if abs(x) < 0.1 else 5e-5)
+
+
+def test_v_trace_cuts_at_1_by_default():
+    """Espeholt et al. 2018, section 5: rho and c of 1."""
+    rng = np.random.default_rng(0)
+    rewards, values, log_ratio = (jnp.float32(rng.normal(size=(3, 5))) for _ in range(3))
+    mask = jnp.ones((3, 5), bool)
+    for one, other in zip(v_trace(rewards, values, log_ratio, mask, 0.9),
+                          v_trace(rewards, values, log_ratio, mask, 0.9, rho_bar=1.0, c_bar=1.0, lam=1.0), strict=True):
+        np.testing.assert_array_equal(one, other)
