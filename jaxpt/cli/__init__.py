@@ -22,8 +22,11 @@ usage: jaxpt COMMAND ...
 
   verify TARGET --family F [options]
                                     check anybody's loss, in jax, numpy or torch, against a catalogue of laws
+  import SOURCE DIR                 a GGUF file, or smollm2, as a folder that jaxpt and transformers read
 
   jaxpt COMMAND --help says more; jaxpt --version prints the version."""
+
+COMMANDS = ("list", "run", "describe", "fit", "verify", "import")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,8 +80,10 @@ def _dispatch(words: list[str]) -> int:
         from jaxpt.cli.fit import fit_command as handler
     elif command == "verify":
         from jaxpt.cli.verify import verify_command as handler
+    elif command == "import":
+        from jaxpt.cli.imports import import_command as handler
     else:
-        raise UserError(f"command {command!r} is unknown: {expected(command, ['list', 'run', 'describe', 'fit', 'verify'])}")
+        raise UserError(f"command {command!r} is unknown: {expected(command, COMMANDS)}")
     return handler(rest)
 
 

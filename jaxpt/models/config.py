@@ -90,6 +90,21 @@ class LoraConfig:
 
 
 @dataclass(frozen=True)
+class RopeScaling:
+    """Slower rotary frequencies for texts longer than those of training, as Llama 3.1 has them (models.rotary)."""
+
+    factor: float = 8.0  # by which pairs that turn slowly are slowed down
+    low: float = 1.0  # pairs that turn less often than this within `length` are slow,
+    high: float = 4.0  # those that turn more often than this stay as they are, and between the two it is gradual
+    length: int = 8192  # longest text before
+
+    def __post_init__(self):
+        _check(self.factor >= 1, self, "factor", "at least 1")
+        _check(self.length >= 1, self, "length", "at least 1")
+        _check(0 < self.low < self.high, self, "low", f"a number between 0 and high ({self.high})")
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """A decoder-only transformer. Raises ValueError, naming the field, when a value cannot be built."""
 
@@ -98,8 +113,12 @@ class ModelConfig:
     n_layers: int = 2
     n_heads: int = 2
     n_kv_heads: int | None = None  # key/value heads; None: n_heads
+    d_head: int | None = None  # entries of a head; None: d_model over n_heads
     d_ff: int | None = None  # hidden units of SwiGLU; None: 8/3 d_model, rounded up to a multiple of 8
     rope_theta: float = 10_000.0
+    rope_scaling: RopeScaling | None = None
+    norm_eps: float = 1e-6  # added to the mean square of what RMSNorm divides
+    qkv_bias: bool = False  # queries, keys and values are shifted by learned constants (Qwen2, arXiv:2407.10671)
     qk_norm: bool = False  # RMSNorm of queries and keys (Dehghani et al. 2023, arXiv:2302.05442)
     tied: bool = True  # the unembedding is the transposed embedding
     scan: bool = False  # one compiled layer, scanned: compiles faster when deep, runs slower when not
@@ -116,17 +135,22 @@ class ModelConfig:
     def __post_init__(self):
         for field in ("vocab", "d_model", "n_layers", "n_heads", "kv_heads", "ff", "loops"):
             _check(getattr(self, field) >= 1, self, field, "at least 1")
-        _check(self.d_model % self.n_heads == 0, self, "n_heads", f"a divisor of d_model ({self.d_model})")
+        _check(self.d_head is not None or self.d_model % self.n_heads == 0, self, "n_heads",
+               f"a divisor of d_model ({self.d_model})")
+        _check(self.d_head is None or self.d_head >= 2 and self.d_head % 2 == 0, self, "d_head",
+               "an even number of at least 2, for rotary positions")
         _check(self.head_dim % 2 == 0, self, "n_heads",
                f"a number that leaves heads of even width for rotary positions (d_model is {self.d_model})")
         _check(self.n_heads % self.kv_heads == 0, self, "kv_heads", f"a divisor of n_heads ({self.n_heads})")
         _check(self.rope_theta > 0, self, "rope_theta", "a positive number")
+        _check(self.norm_eps >= 0, self, "norm_eps", "at least 0")
         _check(self.dots in DOTS, self, "dots", " or ".join(map(repr, DOTS)))
         _check(self.window is None or self.window >= 1, self, "window", "at least 1")
         if self.latent is not None:
             _check(self.latent >= 1, self, "latent", "at least 1")
-            _check(self.head_dim % 4 == 0 and self.n_kv_heads is None and not self.qk_norm, self, "latent",
-                   "None where heads are no multiple of 4 wide, share keys or are normalised")
+            plain = self.n_kv_heads is None and not self.qk_norm and not self.qkv_bias
+            _check(self.head_dim % 4 == 0 and plain, self, "latent",
+                   "None where heads are no multiple of 4 wide, share keys, are shifted or are normalised")
         _check(self.softcap is None or self.softcap > 0, self, "softcap", "a positive number")
         if self.moe is not None:
             _check(self.moe.d_ff is not None or self.ff % self.moe.top_k == 0, self, "moe",
@@ -136,7 +160,7 @@ class ModelConfig:
 
     @property
     def head_dim(self) -> int:
-        return self.d_model // self.n_heads
+        return self.d_model // self.n_heads if self.d_head is None else self.d_head
 
     @property
     def kv_heads(self) -> int:

@@ -5,7 +5,8 @@ Products are few and wide: one for queries, keys and values, one for gate and up
 Initialisation: every matrix is normal with variance 1/fan_in; the two that write into the residual
 stream are scaled by 1/sqrt(2 depth) more (Radford et al. 2019), so that the stream keeps its size
 whatever the depth (layers times loops); embedding rows have norm 1 on average, so that tied logits start with standard
-deviation 1 at every width. Norm scales start at 1; there are no biases.
+deviation 1 at every width. Norm scales start at 1, biases (of queries, keys
+and values, where a config asks for them) at 0.
 """
 
 import flax.linen as nn
@@ -15,7 +16,8 @@ from jax import lax
 
 from jaxpt.models.config import ModelConfig
 from jaxpt.models.moe import MoE, matrix, normal
-from jaxpt.ops.attention import attention, attention_value, rope
+from jaxpt.models.rotary import turned
+from jaxpt.ops.attention import attention, attention_value
 from jaxpt.ops.dots import dot, swiglu, take
 from jaxpt.types import Array
 
@@ -25,10 +27,12 @@ LayerCache = tuple[Array, Array]  # keys and values [B,G,S,K], head-major, as th
 class RMSNorm(nn.Module):
     """x / rms(x) * scale over the last axis (Zhang and Sennrich 2019, arXiv:1910.07467)."""
 
+    eps: float
+
     @nn.compact
     def __call__(self, x):
         scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
-        x = x * lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6)
+        x = x * lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + self.eps)
         return x * jnp.expand_dims(scale, tuple(range(x.ndim - 1)))
 
 
@@ -51,15 +55,17 @@ class Attention(nn.Module):
     @nn.compact
     def __call__(self, x, positions, mask, cache):
         D, H, G, K = self.cfg.d_model, self.cfg.n_heads, self.cfg.kv_heads, self.cfg.head_dim
-        B, T, _ = x.shape
-        qkv = matrix(self, "qkv", normal(D), (D, (H + 2 * G) * K))
+        (B, T, _), qkv_width = x.shape, (H + 2 * G) * K
+        qkv = matrix(self, "qkv", normal(D), (D, qkv_width))
         out = matrix(self, "out", normal(H * K, (2 * self.cfg.depth) ** -0.5), (H * K, D))
 
-        heads = dot("btd,df->btf", x, qkv, self.cfg.dots).reshape(B, T, H + 2 * G, K)
-        q, k, v = jnp.split(heads, [H, H + G], axis=2)
+        heads = dot("btd,df->btf", x, qkv, self.cfg.dots)
+        if self.cfg.qkv_bias:
+            heads = heads + self.param("qkv_bias", nn.initializers.zeros, (qkv_width,))[None, None]
+        q, k, v = jnp.split(heads.reshape(B, T, H + 2 * G, K), [H, H + G], axis=2)
         if self.cfg.qk_norm:
-            q, k = RMSNorm(name="q_norm")(q), RMSNorm(name="k_norm")(k)
-        q, k = rope(q, positions, self.cfg.rope_theta), rope(k, positions, self.cfg.rope_theta)
+            q, k = RMSNorm(self.cfg.norm_eps, name="q_norm")(q), RMSNorm(self.cfg.norm_eps, name="k_norm")(k)
+        q, k = turned(q, positions, self.cfg), turned(k, positions, self.cfg)
         if cache is None:
             y = attention(q, k, v, mask, self.cfg.dots, self.cfg.softcap)
         else:
@@ -89,8 +95,8 @@ class LatentAttention(nn.Module):
 
         q, q_turned = jnp.split(dot("btd,df->btf", x, query, cfg.dots).reshape(B, T, H, K + K // 2), [K], axis=-1)
         latent, k_turned = jnp.split(dot("btd,df->btf", x, narrow, cfg.dots), [R], axis=-1)
-        latent = RMSNorm(name="latent_norm")(latent)
-        q_turned, k_turned = (rope(a, positions, cfg.rope_theta) for a in (q_turned, k_turned[:, :, None]))
+        latent = RMSNorm(cfg.norm_eps, name="latent_norm")(latent)
+        q_turned, k_turned = (turned(a, positions, cfg) for a in (q_turned, k_turned[:, :, None]))
         if cache is not None:
             cache = write(cache[0], latent[:, :, None], positions), write(cache[1], k_turned, positions)
             latent, k_turned = cache[0][:, 0], jnp.swapaxes(cache[1], 1, 2)
@@ -114,12 +120,12 @@ class Block(nn.Module):
     @nn.compact
     def __call__(self, x, positions, mask, cache, told, own):
         cfg = self.cfg
-        normed = RMSNorm(name="attn_norm")(x)
+        normed = RMSNorm(cfg.norm_eps, name="attn_norm")(x)
         attend = Attention if cfg.latent is None else LatentAttention
         y, new = attend(cfg, name="attn")(normed, positions, mask, cache)
         if not cfg.parallel:
             x = x + y
-            normed = RMSNorm(name="mlp_norm")(x)
+            normed = RMSNorm(cfg.norm_eps, name="mlp_norm")(x)
         if cfg.moe is None:
             z, aux = SwiGLU(cfg, name="mlp")(normed), {}
         else:
@@ -155,7 +161,7 @@ class Transformer(nn.Module):
             x, kept, measured = layers(x, positions, mask, None if caches is None else caches[here], told, mine)
             new, aux = (*new, *kept), [*aux, measured]
         aux = aux[0] if len(aux) == 1 else jax.tree.map(lambda *a: jnp.concatenate(a), *aux)
-        return RMSNorm(name="final_norm")(x), None if caches is None else new, aux
+        return RMSNorm(cfg.norm_eps, name="final_norm")(x), None if caches is None else new, aux
 
 
 def unrolled(cfg, block):
