@@ -14,7 +14,7 @@ from jaxpt.train.collect import collect, episode_metrics
 from jaxpt.train.common import EnvConfig, EvalConfig, shares
 from jaxpt.train.critic import CriticConfig, critic_values, init_critic
 from jaxpt.train.optim import OptimConfig
-from jaxpt.train.parallel import AXIS, ONE, make_mesh, named
+from jaxpt.train.parallel import DATA, ONE, make_mesh, named
 from jaxpt.train.policy import COMPUTED, PolicyConfig, make_policy
 from jaxpt.train.rows import arm, constants, leaves, own
 from jaxpt.types import bare_trajectory
@@ -108,7 +108,7 @@ def update_of_64():
             return learn.learn(cfg, make_model(cfg.model), rows, named(8) if devices else ONE, *args)
 
         if devices:
-            of_rows = PartitionSpec(AXIS)
+            of_rows = PartitionSpec(DATA)
             specs = PartitionSpec(), of_rows, of_rows, of_rows, of_rows
             call = jax.shard_map(call, mesh=make_mesh(8), in_specs=specs, out_specs=PartitionSpec(), check_vma=False)
         state = program.init(jax.random.key(0), {k: jnp.float32(v) for k, v in {**program.hyper, **cfg.arm(name)}.items()})

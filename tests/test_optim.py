@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpt.train.optim import OptimConfig, apply_update, kept, make_optimizer
+from jaxpt.train.optim import OptimConfig, apply_update, kept, start_optimizer
 from jaxpt.train.spikes import DECAY, FIRST, clip_by_z_score
 
 
@@ -59,20 +59,20 @@ def test_equal_norms_and_a_spike_of_any_size():
 
 
 def descend(cfg, steps=7):
-    """Parameters and what is kept of them, before and after each update of sum((w - goal)^2)."""
+    """Adapters and what is kept of them, before and after each update of sum((w - goal)^2)."""
     goal = jnp.array([[1.0, -2.0], [0.5, 3.0]])
-    params = {"layer_0": {"w": jnp.zeros((2, 2))}, "base": {"w": jnp.array([0.1, 0.7])}}
-    opt = make_optimizer(cfg).init(params)
+    params = {"lora": {"w": jnp.zeros((2, 2))}, "base": {"w": jnp.array([0.1, 0.7])}}
+    params, opt = start_optimizer(cfg, params)
     seen, averaged = [params], [kept(cfg, opt, params)]
     for _ in range(steps):
-        grads = jax.tree.map(jnp.zeros_like, params) | {"layer_0": {"w": 2 * (params["layer_0"]["w"] - goal)}}
+        grads = {"lora": {"w": 2 * (params["lora"]["w"] - goal).astype(jnp.float32)}}
         params, opt, _ = apply_update(cfg, cfg.learning_rate, grads, opt, params)
         seen.append(params)
         averaged.append(kept(cfg, opt, params))
-    trained = np.array([p["layer_0"]["w"] for p in seen], float)
     for tree in (*seen, *averaged):
         np.testing.assert_array_equal(tree["base"]["w"], seen[0]["base"]["w"])  # what is frozen keeps every bit
-    return trained, np.array([p["layer_0"]["w"] for p in averaged], float), np.array(goal)
+    of_adapter = lambda trees: np.array([tree["lora"]["w"] for tree in trees], float)  # noqa: E731
+    return of_adapter(seen), of_adapter(averaged), np.array(goal)
 
 
 def test_the_average_weighs_every_update_s_parameters():
@@ -84,6 +84,15 @@ def test_the_average_weighs_every_update_s_parameters():
     plain, same, _ = descend(OptimConfig(learning_rate=0.1))
     np.testing.assert_array_equal(plain, trained)
     np.testing.assert_array_equal(plain, same)
+
+
+def test_averages_are_of_the_float32_weights():
+    """Rounded once, when they are read: those that are read while training are rounded too."""
+    for fields in ({"ema": 0.8}, {"schedule": "free"}):
+        exact, narrow = (descend(OptimConfig(learning_rate=0.1, weights=weights, **fields))[1]
+                         for weights in ("float32", "bfloat16"))
+        np.testing.assert_allclose(narrow, exact, rtol=2e-2, atol=2e-2)
+        np.testing.assert_array_equal(narrow, np.asarray(jnp.bfloat16(narrow), float))
 
 
 def test_schedule_free_is_the_papers_recursion():

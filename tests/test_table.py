@@ -18,7 +18,7 @@ from jaxpt.cli import main
 from jaxpt.objectives import ROWS
 from jaxpt.objectives.families import FAMILIES
 from jaxpt.objectives.probe import Case, probe_case, value_and_grads
-from jaxpt.train.parallel import AXIS, make_mesh
+from jaxpt.train.parallel import DATA, make_mesh
 
 OWN = {name: row for name, row in ROWS.items() if "." not in name}  # other libraries': tests/test_peer_rows.py
 DEVICES = 8
@@ -50,13 +50,13 @@ def vmapped(cases):
 def summed(cases):
     """On one share of the rows: losses are summed over shares; gradients, and values by row, lie side by side."""
     out = plain(cases)
-    return {name: (value if value.ndim else jax.lax.psum(value, AXIS), grads) for name, (value, grads) in out.items()}
+    return {name: (value if value.ndim else jax.lax.psum(value, DATA), grads) for name, (value, grads) in out.items()}
 
 
 def layout(cases):
     """How the tree of cases is cut, and its results are put together."""
-    cut = {name: Case(P(AXIS), P(AXIS), P()) for name in cases}
-    back = {name: (P(AXIS) if ROWS[name].family == "length_shaping" else P(), P(AXIS)) for name in cases}
+    cut = {name: Case(P(DATA), P(DATA), P()) for name in cases}
+    back = {name: (P(DATA) if ROWS[name].family == "length_shaping" else P(), P(DATA)) for name in cases}
     return cut, back
 
 
@@ -69,7 +69,7 @@ def pmapped(cases):
     split = lambda tree: jax.tree.map(lambda x: x.reshape(DEVICES, 1, *x.shape[1:]), tree)  # noqa: E731
     copies = lambda tree: jax.tree.map(lambda x: jnp.broadcast_to(x, (DEVICES, *jnp.shape(x))), tree)  # noqa: E731
     cases = {name: Case(split(moving), split(rows), copies(shared)) for name, (moving, rows, shared) in cases.items()}
-    out = jax.pmap(summed, axis_name=AXIS)(cases)
+    out = jax.pmap(summed, axis_name=DATA)(cases)
     whole = lambda x: x.reshape(-1, *x.shape[2:])  # noqa: E731
     return {
         name: (whole(value) if ROWS[name].family == "length_shaping" else value[0], jax.tree.map(whole, grads))

@@ -95,6 +95,25 @@ def attached(cfg: LoraConfig, params: Params) -> Params:
     return attach(base, params["lora"], alpha, rank, kind=cfg.kind)
 
 
+def moving(params: Params) -> Params:
+    """The part of a tree that training changes: everything, or, wherever there are adapters in it, those alone and, of their
+    frozen base, routers' biases (which move without gradients). Optimizers, gradients and copies are of this part."""
+    if "lora" not in params:
+        return {name: moving(x) if isinstance(x, dict) else x for name, x in params.items()}
+    biases = _biases(params["base"])
+    return {"lora": params["lora"]} | ({"base": biases} if biases else {})
+
+
+def joined(params: Params, part: Params) -> Params:
+    """The tree with `part`, as `moving` takes it, in the place of its own."""
+    return params | {name: joined(params[name], x) if isinstance(x, dict) else x for name, x in part.items()}
+
+
+def _biases(tree: Params) -> Params:
+    found = {name: _biases(x) if isinstance(x, dict) else x for name, x in tree.items() if isinstance(x, dict) or name == "bias"}
+    return {name: x for name, x in found.items() if not isinstance(x, dict) or x}
+
+
 def _where_adapted(fn: Any, params: Params, adapters: Params) -> Params:
     def walk(tree, ab):
         if isinstance(tree, dict):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jaxpt.models.config import ModelConfig
 from jaxpt.models.lora import adapted_params, attached, merged
+from jaxpt.models.mesh import ROWS, constrained, heads_axis, in_use
 from jaxpt.models.transformer import LayerCache, Transformer
 from jaxpt.ops.attention import cache_mask, causal_mask
 from jaxpt.types import Array, Key, Params
@@ -82,8 +83,9 @@ def make_model(cfg: ModelConfig) -> Model:
         return hidden, aux
 
     def unembed(params):
-        params = weights(params)
-        return merged(params["embed"]).T if cfg.tied else merged(params["unembed"])
+        name = "embed" if cfg.tied else "unembed"
+        W = merged(in_use(name, weights(params)[name]))
+        return W.T if cfg.tied else W
 
     def extend(params, tokens, cache, length):
         positions = length[:, None] + jnp.arange(tokens.shape[1])[None]
@@ -98,7 +100,7 @@ def make_model(cfg: ModelConfig) -> Model:
         one = (empty, empty)
         if cfg.latent is not None:
             one = tuple(jnp.zeros((batch, 1, size, width)) for width in (cfg.latent, cfg.head_dim // 2))
-        return (one,) * cfg.depth
+        return (tuple(constrained(x, ROWS, heads_axis(x.shape[1])) for x in one),) * cfg.depth
 
     return Model(init, forward, unembed, extend, cache, begin)
 

@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpt.models.config import ModelConfig, MoeConfig
+from jaxpt.models.mesh import in_use
 from jaxpt.ops import balance, dispatch, routing
 from jaxpt.ops.dots import dot, swiglu
 from jaxpt.types import Array
@@ -36,7 +37,7 @@ def normal(fan_in: int, scale: float = 1.0):
 
 def matrix(module: nn.Module, name: str, init: Any, shape: tuple[int, ...]) -> Any:
     """The parameter `name`, or what stands in its place (an ops.dots.LowRank, whose shape Flax would not know)."""
-    return module.param(name, init, shape) if module.is_initializing() else module.get_variable("params", name)
+    return module.param(name, init, shape) if module.is_initializing() else in_use(name, module.get_variable("params", name))
 
 
 class MoE(nn.Module):

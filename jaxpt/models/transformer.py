@@ -19,6 +19,7 @@ from jaxpt.models.moe import MoE, matrix, normal
 from jaxpt.models.rotary import turned
 from jaxpt.ops.attention import attention, attention_value
 from jaxpt.ops.dots import dot, swiglu, take
+from jaxpt.ops.masked import at_least_float32
 from jaxpt.types import Array
 
 LayerCache = tuple[Array, Array]  # keys and values [B,G,S,K], head-major, as the products read them; or LatentAttention's
@@ -148,7 +149,7 @@ class Transformer(nn.Module):
         embed = matrix(self, "embed", normal(cfg.d_model), (cfg.vocab, cfg.d_model))
         if not cfg.tied:
             matrix(self, "unembed", normal(cfg.d_model), (cfg.d_model, cfg.vocab))
-        x = take(embed, tokens)
+        x = at_least_float32(take(embed, tokens))
         if latent is not None:
             x = jnp.where(seen[..., None], latent, x)
         # Equal layers share one trace. Not when parameters are drawn: nn.jit would draw others.

@@ -10,12 +10,13 @@ import jax.numpy as jnp
 from jaxpt import envs
 from jaxpt.envs.protocol import Environment
 from jaxpt.models import Model, ModelConfig
+from jaxpt.models.lora import joined, moving
 from jaxpt.ops.logprobs import token_stats
-from jaxpt.ops.masked import count, masked_sum
+from jaxpt.ops.masked import at_least_float32, count, masked_sum
 from jaxpt.ops.sampling import Chooser, greedy, row_keys, sampler
 from jaxpt.rollout import generate
 from jaxpt.train import experts
-from jaxpt.train.optim import kept, make_optimizer
+from jaxpt.train.optim import kept, start_optimizer
 from jaxpt.train.parallel import Layout
 from jaxpt.types import Array, Metrics, Params
 
@@ -65,7 +66,7 @@ def start_state(cfg: Any, model: Model, key: Array, hyper: Mapping[str, Array], 
     """The state before the first update. `start` is copied: a state is donated, its parent's parameters are
     not."""
     params = model.init(key) if start is None else model.begin(key, jax.tree.map(jnp.copy, start))
-    opt_state = make_optimizer(cfg.optim).init(params)
+    params, opt_state = start_optimizer(cfg.optim, params)
     counters = {"step": jnp.int32(0), "flops": jnp.float32(0)}
     return {"params": params, "opt": opt_state, "key": key, "hyper": hyper, **counters}
 
@@ -123,19 +124,25 @@ def shares(batch: dict[str, Array], size: int) -> dict[str, Array]:
     return jax.tree.map(lambda x: widen(x).reshape(-1, size, *x.shape[1:]), batch)
 
 
-def accumulate(loss: Callable, params: Any, batch: dict[str, Array], micro: int) -> tuple[Array, Metrics, Any]:
+def accumulate(
+    loss: Callable, params: Any, batch: dict[str, Array], micro: int, layout: Layout
+) -> tuple[Array, Metrics, Any]:
     """Loss, metrics and gradient of `loss(params, batch) -> (loss, metrics)`, over shares of `micro` rows (0: all at
     once). A loss divides by the totals of the whole batch, so the shares' losses and gradients are summed, not
-    averaged, and any size of share gives the same update."""
-    grad = jax.value_and_grad(loss, has_aux=True)
-    flat = lambda out: (*out[0], out[1])  # noqa: E731
+    averaged, and any size of share gives the same update. Every share is spread over all devices. Gradients are of
+    the part of the parameters that moves (models.lora); shares' are summed in float32."""
+    of_part = jax.value_and_grad(lambda moved, batch: loss(joined(params, moved), batch), has_aux=True)
+
+    def once(part):
+        (value, metrics), grads = of_part(moving(params), layout.tokens(part))
+        return value, metrics, jax.tree.map(at_least_float32, grads)
+
     if micro == 0:
-        return flat(grad(params, batch))
+        return once(batch)
     parts = shares(batch, micro)
     zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype),
-                        jax.eval_shape(lambda: flat(grad(params, jax.tree.map(lambda x: x[0], parts)))))
-    add = lambda total, part: (jax.tree.map(jnp.add, total, flat(grad(params, part))), None)  # noqa: E731
-    return jax.lax.scan(add, zero, parts)[0]
+                        jax.eval_shape(lambda: once(jax.tree.map(lambda x: x[0], parts))))
+    return jax.lax.scan(lambda total, part: (jax.tree.map(jnp.add, total, once(part)), None), zero, parts)[0]
 
 
 def finish_step(
@@ -186,7 +193,7 @@ def evaluate(
         sums |= {f"{kind}_{name}": jnp.sum(x[at::2]) for name, x in per_row.items()}
     if reference is not None:
         drawn = jax.tree.map(lambda x: x[1::2], {"tokens": traj.tokens, "mask": traj.mask, "logp": traj.old_logp})
-        ref_logp = decision_stats(model, reference, drawn, ("logp",))["logp"]
+        ref_logp = decision_stats(model, joined(params, reference), drawn, ("logp",))["logp"]
         sums["sampled_drift"] = masked_sum(drawn["logp"] - ref_logp, drawn["mask"])
     return {name: value / cfg.eval.tasks for name, value in layout.total(sums).items()}
 

@@ -39,7 +39,7 @@ def imitate(
         metrics = {**metrics, "entropy": weighed(now["entropy"], batch["mask"])}
         return experts.with_routers(value, metrics, state["hyper"], aux, batch["mask"], ready["totals"])
 
-    loss, metrics, grads = layout.total(accumulate(loss, state["params"], batch, cfg.micro))
+    loss, metrics, grads = layout.total(accumulate(loss, state["params"], batch, cfg.micro, layout))
     params, opt, norm = apply_update(cfg.optim, state["hyper"]["learning_rate"], grads, state["opt"], state["params"])
     params = experts.rebalanced(cfg.model, params, metrics, state["hyper"])
     return {**state, "params": params, "opt": opt}, loss, norm, metrics
@@ -69,7 +69,7 @@ def learn(
         totals = layout.total(totals_of(part["mask"], part["prompt_tokens"]))
         trained = {name: state[name] for name in ("params", "critic") if name in state}
         loss = lambda trained, part: _loss(cfg, model, rows, state["hyper"], totals, trained, part)  # noqa: E731
-        loss, metrics, grads = layout.total(accumulate(loss, trained, part, cfg.micro))
+        loss, metrics, grads = layout.total(accumulate(loss, trained, part, cfg.micro, layout))
         new, norm = _descend(cfg, state, trained, grads, metrics)
         return {**state, **new}, (loss, norm, metrics)
 

@@ -2,19 +2,20 @@
 numbers are leaves."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from jaxpt.models.lora import joined, moving
+from jaxpt.ops.dots import DOTS
 from jaxpt.train.muon import is_hidden_matrix, scale_by_muon
 from jaxpt.train.spikes import clip_by_z_score
 from jaxpt.types import Array, Params
 
 SCHEDULES = ("constant", "linear", "cosine", "wsd", "free")
 METHODS = ("adamw", "muon", "lion")
-FROZEN = {"base", "alpha", "rank"}  # names in a tree of adapters (models.lora)
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,14 @@ class OptimConfig:
     b2: float = 0.99
     eps: float = 1e-8
     weight_decay: float = 0.0  # on matrices only
+    weights: str = "float32"  # or bfloat16: the model reads matrices rounded from float32 masters that the optimizer keeps
+    # (Micikevicius et al. 2018, arXiv:1710.03740), because small steps would be lost in 8 bits; frozen ones have no master
 
     def __post_init__(self):
         if self.method not in METHODS:
             raise ValueError(f"method: got {self.method!r}, expected one of {', '.join(METHODS)}")
+        if self.weights not in DOTS:
+            raise ValueError(f"weights: got {self.weights!r}, expected one of {', '.join(DOTS)}")
         if self.schedule not in SCHEDULES:
             raise ValueError(f"schedule: got {self.schedule!r}, expected one of {', '.join(SCHEDULES)}")
         if self.schedule == "wsd" and not self.warmup <= self.decay_start < self.decay_steps:
@@ -86,8 +91,8 @@ def make_optimizer(cfg: OptimConfig, learning_rate: float | Array | None = None)
     ]
     if cfg.schedule == "free":  # it counts from 1
         free = optax.contrib.schedule_free(optax.chain(*steps), lambda step: rate * scale_at(cfg, step - 1), b1=cfg.b1)
-        return optax.masked(free, _moves)  # averaging would round what is frozen
-    return optax.chain(*steps, *([optax.masked(average_params(cfg.ema), _moves)] if cfg.ema else []))
+        return optax.masked(free, _has_gradient)
+    return optax.chain(*steps, *([average_params(cfg.ema)] if cfg.ema else []))
 
 
 class Average(NamedTuple):
@@ -109,27 +114,30 @@ def average_params(decay: float) -> optax.GradientTransformation:
 
 def kept(cfg: OptimConfig, opt_state, params: Params) -> Params:
     """The parameters that evaluations and later stages see: averages where cfg asks for them, else those trained."""
-    if cfg.schedule == "free":
-        tree = opt_state.inner_state.z
-        average = lambda z, y: (y - (1 - cfg.b1) * z) / cfg.b1  # noqa: E731
-    elif cfg.ema:
-        count, tree = opt_state[-1].inner_state
-        weight = jnp.where(count > 0, 1 - cfg.ema**count, 1.0)
-        average = lambda total, now: jnp.where(count > 0, (total / weight).astype(now.dtype), now)  # noqa: E731
-    else:
+    if cfg.schedule != "free" and not cfg.ema:
         return params
-    frozen = lambda x: isinstance(x, optax.MaskedNode)  # noqa: E731
-    return jax.tree.map(lambda x, now: now if frozen(x) else average(x, now), tree, params, is_leaf=frozen)
+    masters, inner = _trained(cfg, opt_state, params)
+    if cfg.schedule == "free":
+        tree = inner.inner_state.z
+        average = lambda z, y: y if isinstance(z, optax.MaskedNode) else (y - (1 - cfg.b1) * z) / cfg.b1  # noqa: E731
+    else:
+        count, tree = inner[-1]
+        weight = jnp.where(count > 0, 1 - cfg.ema**count, 1.0)
+        average = lambda total, now: jnp.where(count > 0, total / weight, now)  # noqa: E731
+    averaged = jax.tree.map(average, tree, masters, is_leaf=lambda x: isinstance(x, optax.MaskedNode))
+    return joined(params, rounded(cfg, averaged))
 
 
-def _moves(params: Params) -> Params:
-    """Everything but what is frozen under adapters."""
-    return jax.tree.map_with_path(lambda path, x: not {path[0].key, path[-1].key} & FROZEN, params)
+def _has_gradient(params: Params) -> Params:
+    """Everything but routers' biases, which somebody else moves (train.experts)."""
+    return jax.tree.map_with_path(lambda path, x: path[-1].key != "bias", params)
 
 
 def _is_matrix(params: Params) -> Params:
-    """What moves, but for the norms' scales (matrices only where layers are stacked) and routers' biases."""
-    return jax.tree.map_with_path(lambda path, moves: moves and path[-1].key not in ("scale", "bias"), _moves(params))
+    """Everything but the norms' scales (matrices only where layers are stacked), routers' biases, and what is frozen under
+    adapters."""
+    other = {"scale", "bias", "base", "alpha", "rank"}
+    return jax.tree.map_with_path(lambda path, x: not {path[0].key, path[-1].key} & other, params)
 
 
 def _direction(cfg: OptimConfig) -> optax.GradientTransformation:
@@ -142,7 +150,34 @@ def _direction(cfg: OptimConfig) -> optax.GradientTransformation:
     return optax.partition({True: scale_by_muon(), False: adam}, is_hidden_matrix)
 
 
+def start_optimizer(cfg: OptimConfig, params: Params) -> tuple[Params, Any]:
+    """The parameters as the model reads them, and the optimizer's state, which is of the part that moves (models.lora)."""
+    part = moving(params)
+    inner = make_optimizer(cfg).init(part)
+    if cfg.weights == "float32":
+        return params, inner
+    masters = jax.tree.map(lambda x: jnp.array(x, jnp.float32, copy=True), part)  # norm scales are not rounded: no buffer twice
+    return rounded(cfg, params), {"masters": masters, "inner": inner}
+
+
 def apply_update(cfg: OptimConfig, rate: Array, grads: Params, opt_state, params: Params):
-    """One update. -> (params, opt_state, gradient norm before clipping)."""
-    updates, opt_state = make_optimizer(cfg, rate).update(grads, opt_state, params)
-    return optax.apply_updates(params, updates), opt_state, optax.tree.norm(grads)
+    """One update; `grads` (float32) and `opt_state` are of the part of `params` that moves.
+    -> (params, opt_state, gradient norm before clipping)."""
+    masters, inner = _trained(cfg, opt_state, params)
+    updates, inner = make_optimizer(cfg, rate).update(grads, inner, masters)
+    masters = optax.apply_updates(masters, updates)
+    state = inner if cfg.weights == "float32" else {"masters": masters, "inner": inner}
+    return joined(params, rounded(cfg, masters)), state, optax.tree.norm(grads)
+
+
+def _trained(cfg: OptimConfig, opt_state: Any, params: Params) -> tuple[Params, Any]:
+    """The part that moves, in float32, and the state of what moves it."""
+    return (moving(params), opt_state) if cfg.weights == "float32" else (opt_state["masters"], opt_state["inner"])
+
+
+def rounded(cfg: OptimConfig, params: Params) -> Params:
+    """Matrices in the type that the model reads; norms' scales, biases and numbers stay as they are."""
+    if cfg.weights == "float32":
+        return params
+    narrow = lambda path, x: x.astype(cfg.weights) if x.ndim > 1 and path[-1].key not in ("scale", "bias") else x  # noqa: E731
+    return jax.tree.map_with_path(narrow, params)

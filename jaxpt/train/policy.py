@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpt.models import ModelConfig, make_model
+from jaxpt.models.lora import joined, moving
 from jaxpt.objectives import entropy, get
 from jaxpt.objectives.kl import adapted
 from jaxpt.ops.masked import keep, masked_sum, safe_div
@@ -17,7 +18,7 @@ from jaxpt.train import common, experts, learn
 from jaxpt.train.budget import rollout_flops, scoring_flops, update_flops, value_flops
 from jaxpt.train.collect import collect
 from jaxpt.train.critic import CriticConfig, critic_values, init_critic
-from jaxpt.train.optim import OptimConfig, make_optimizer
+from jaxpt.train.optim import OptimConfig, start_optimizer
 from jaxpt.train.parallel import ONE, Layout
 from jaxpt.train.program import Program
 from jaxpt.train.rows import arm, check_rows, follow, leaves, of_row, own, when
@@ -82,13 +83,17 @@ def make_policy(cfg: PolicyConfig, layout: Layout = ONE) -> Program:
 
     def init(key, hyper, start=None):
         state = {**common.start_state(cfg, model, key, hyper, start), "generated": jnp.float32(0)}
-        state |= {"sampler": jax.tree.map(jnp.copy, state["params"])} if cfg.refresh is not None else {}
+        state |= {"sampler": jax.tree.map(jnp.copy, moving(state["params"]))} if cfg.refresh is not None else {}
         # A copy: the state is donated, and one buffer must not be given away twice.
-        reference = {"reference": jax.tree.map(jnp.copy, state["params"])} if "ref_logp" in needed else {}
+        reference = {"reference": jax.tree.map(jnp.copy, moving(state["params"]))} if "ref_logp" in needed else {}
         if "values" not in needed:
             return state | reference
         critic = init_critic(cfg.critic, cfg.model, state["params"], jax.random.fold_in(key, CRITIC))
-        return {**state, **reference, "critic": critic, "critic_opt": make_optimizer(cfg.critic.optim).init(critic)}
+        critic, critic_opt = start_optimizer(cfg.critic.optim, critic)
+        return {**state, **reference, "critic": critic, "critic_opt": critic_opt}
+
+    def sampled_by(state):
+        return joined(state["params"], state.get("sampler", {}))
 
     def rollout(state, key):
         repeats = state["hyper"]["repeats"].astype(jnp.int32) if cfg.repeats is not None else 1
@@ -97,7 +102,7 @@ def make_policy(cfg: PolicyConfig, layout: Layout = ONE) -> Program:
         numbers = layout.rows(cfg.prompts * cfg.group)
         keys = row_keys(jax.random.fold_in(key, common.ROW), numbers)
         traj = generate(
-            model, state.get("sampler", state["params"]), env, layout.spread(tasks), keys, sampler(cfg.temperature), cfg.group
+            model, sampled_by(state), env, layout.spread(tasks), keys, sampler(cfg.temperature), cfg.group
         )
         coins = row_keys(jax.random.fold_in(key, common.NOISE), numbers)
         reward = common.with_coins(traj.reward, coins, state["hyper"]["reward_noise"])
@@ -113,7 +118,7 @@ def make_policy(cfg: PolicyConfig, layout: Layout = ONE) -> Program:
             return common.decision_stats(model, params, batch, ("logp",), cfg.temperature)["logp"]
 
         if "ref_logp" in needed:
-            referred = lambda: logp_under(state["reference"])  # noqa: E731
+            referred = lambda: logp_under(joined(state["params"], state["reference"]))  # noqa: E731
             stats["ref_logp"] = when(rows, hyper, lambda r: "ref_logp" in r.needs, referred, lambda: zeros)
         if "sampler_logp" in needed:  # the policy that is trained is old_logp then, whoever has drawn the episodes
             own_logp = lambda: logp_under(state["params"])  # noqa: E731
@@ -138,7 +143,7 @@ def make_policy(cfg: PolicyConfig, layout: Layout = ONE) -> Program:
         if "sampler" in state:
             due = state["step"] % hyper["refresh"].astype(jnp.int32) == 0
             renew = lambda new, old: jnp.where(due, new, old)  # noqa: E731
-            state = {**state, "sampler": jax.tree.map(renew, state["params"], state["sampler"])}
+            state = {**state, "sampler": jax.tree.map(renew, moving(state["params"]), state["sampler"])}
         traj, episodes = collect(lambda key: rollout(state, key), key, cfg.group, limit, layout.total)
         stats = score(state, traj)
         sampler_logp, traj = traj.old_logp, traj._replace(old_logp=stats.pop("old_logp", traj.old_logp))
@@ -147,7 +152,7 @@ def make_policy(cfg: PolicyConfig, layout: Layout = ONE) -> Program:
             rows, hyper, lambda r: lambda traj, given: r.prepare(traj, total=layout.total, **given, **own(r, hyper)), traj, given
         )
         if cfg.replay is not None:
-            _, aux = model.forward(state.get("sampler", state["params"]), traj.tokens)
+            _, aux = model.forward(sampled_by(state), traj.tokens)
             stats["routes"] = jnp.moveaxis(aux["routes"], 0, 1)
         state, loss, norm, metrics = learn.learn(cfg, model, rows, layout, state, traj, ready, stats, sampler_logp)
         episodes = layout.total(episodes)

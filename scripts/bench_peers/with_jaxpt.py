@@ -90,7 +90,7 @@ def decode(job: Job) -> tuple:
     def rewards(params, keys):
         return generate(model, params, env, draw_tasks(env, (1, 1), keys), keys, sampler(), job.group).reward
 
-    mesh, rows = parallel.make_mesh(min(CORES, job.prompts)), P(parallel.AXIS)
+    mesh, rows = parallel.make_mesh(min(CORES, job.prompts)), P(parallel.DATA)
     rewards = jax.shard_map(rewards, mesh=mesh, in_specs=(P(), rows), out_specs=rows, check_vma=False)
 
     def run(state):
