@@ -38,6 +38,7 @@ class DistillConfig:
     objectives: tuple[str, ...] = ("reverse_kl",)  # rows whose losses are weighed and summed
     prompts: int = 32  # tasks per update
     group: int = 8  # texts of each
+    micro: int = 0  # texts per share of a batch, whose gradients are summed; 0: all at once
     eval: common.EvalConfig = field(default_factory=common.EvalConfig)
 
     def __post_init__(self):
@@ -66,6 +67,8 @@ def make_distill(cfg: DistillConfig, layout: Layout = ONE) -> Program:
     """
     env, model, teacher = cfg.env.make(), make_model(cfg.model), make_model(cfg.teacher)
     rows = [get(name) for name in cfg.objectives]
+    of_distributions = [row for row in rows if row.family == "distillation"]
+    of_tokens = [row for row in rows if row.family != "distillation"]
 
     def init(key, hyper, start=None):
         begun, master = (None, None) if start is None else start
@@ -88,29 +91,33 @@ def make_distill(cfg: DistillConfig, layout: Layout = ONE) -> Program:
         hyper = state["hyper"]
         traj = texts(state)
         known, told = decisions(teacher, state["teacher"], traj.tokens)
-        ready = [
-            row.prepare({"mask": traj.mask} if row.family == "distillation" else traj, total=layout.total,
-                        **({} if row.family == "distillation" else {"ref_logp": known["logp"]}))
-            for row in rows
-        ]
-        weights = [annealed(state["step"], hyper["anneal"], hyper[f"weight_{row.name}"], hyper[f"end_{row.name}"], 1.0)
-                   for row in rows]
+        batch = {"tokens": traj.tokens, "mask": traj.mask, "old_logp": traj.old_logp, "ref_logp": known["logp"], "told": told}
+        totals = {}
+        for row in of_tokens:
+            ready = row.prepare(traj, total=layout.total, ref_logp=known["logp"])
+            totals[row.name] = ready["totals"]
+            batch |= {f"{row.name}_{field}": ready[field] for field in ("advantages", "mask")}
+        for row in of_distributions:
+            totals[row.name] = row.prepare({"mask": traj.mask}, total=layout.total)["totals"]
+        weight = {row.name: annealed(state["step"], hyper["anneal"], hyper[f"weight_{row.name}"], hyper[f"end_{row.name}"], 1.0)
+                  for row in rows}
 
-        def loss(params):
-            now, logits = decisions(model, params, traj.tokens)
-            values, metrics = [], {"entropy": weighed(now["entropy"], traj.mask)}
-            for row, given in zip(rows, ready, strict=True):
-                if row.family == "distillation":
-                    value, measured = row.loss(logits, told, traj.mask, totals=given["totals"])
-                    metrics |= {row.name: measured["divergence"], "agreement": measured["agreement"]}
-                else:
-                    value, _ = row.loss(now["logp"], traj.old_logp, given["advantages"], given["mask"],
-                                        totals=given["totals"], ref_logp=known["logp"], entropy=now["entropy"])
-                values.append(value)
-            return sum(w * value for w, value in zip(weights, values, strict=True)), metrics
+        def loss(params, part):
+            now, logits = decisions(model, params, part["tokens"])
+            metrics, value = {"entropy": weighed(now["entropy"], part["mask"])}, 0.0
+            for row in of_tokens:
+                advantages, mask = (part[f"{row.name}_{field}"] for field in ("advantages", "mask"))
+                value += weight[row.name] * row.loss(
+                    now["logp"], part["old_logp"], advantages, mask, totals=totals[row.name], ref_logp=part["ref_logp"],
+                    entropy=now["entropy"],
+                )[0]
+            for row in of_distributions:
+                divergence, measured = row.loss(logits, part["told"], part["mask"], totals=totals[row.name])
+                value += weight[row.name] * divergence
+                metrics |= {row.name: measured["divergence"], "agreement": measured["agreement"]}
+            return value, metrics
 
-        (value, metrics), grads = jax.value_and_grad(loss, has_aux=True)(state["params"])
-        value, metrics, grads = layout.total((value, metrics, grads))
+        value, metrics, grads = layout.total(common.accumulate(loss, state["params"], batch, cfg.micro, layout))
         params, opt, norm = apply_update(cfg.optim, hyper["learning_rate"], grads, state["opt"], state["params"])
         state = {**state, "params": params, "opt": opt}
         return common.finish_step(cfg, model, env, layout, state, flops(hyper), value, norm, metrics)
@@ -119,8 +126,8 @@ def make_distill(cfg: DistillConfig, layout: Layout = ONE) -> Program:
         """Of one step: drawing, the teacher's reading where a row in use asks for it, the update."""
         spec, size = env.spec, cfg.prompts * cfg.group
         drawn = [float(rollout_flops(m, spec, cfg.prompts, cfg.group)) for m in (cfg.model, cfg.teacher)]
-        reads = [row.family == "distillation" or "ref_logp" in row.needs for row in rows]
-        read = sum(hyper[f"{part}_{row.name}"] * on for row, on in zip(rows, reads, strict=True) for part in ("weight", "end"))
+        reading = [row.name for row in rows if row in of_distributions or "ref_logp" in row.needs]
+        read = sum(hyper[f"{part}_{name}"] for name in reading for part in ("weight", "end"))
         scored = jnp.where(read > 0, float(scoring_flops(cfg.teacher, spec, size)), 0.0)
         return jnp.where(hyper["own"] > 0, *drawn) + scored + float(update_flops(cfg.model, spec, size))
 
