@@ -55,14 +55,14 @@ POOLS = {"few": 16, "many": 1024}
 
 @dataclass(frozen=True)
 class Config:
-    p: int = 7  # modulus of the affine maps
-    level: int = 5  # longest chain of maps
+    p: int = 5  # modulus of the affine maps
+    level: int = 3  # longest chain of maps
     corruption: float = 0.125  # share of wrong steps in what the noisy teacher imitates
     d_model: int = 32  # of the student; the teacher's is twice that
     n_layers: int = 2
-    teacher_updates: int = 300
-    start_updates: int = 40  # of the student, before the fork
-    updates: int = 100  # of every arm after it, each on prompts x group texts
+    teacher_updates: int = 240
+    start_updates: int = 80  # of the student, before the fork
+    updates: int = 80  # of every arm after it, each on prompts x group texts
     prompts: int = 32
     group: int = 8
     teacher_rate: float = 3e-3
@@ -72,7 +72,7 @@ class Config:
     opd_rate: float = 2e-3
     opd_token_rate: float = 1e-3
     grpo_rate: float = 1e-3
-    eval_tasks: int = 512  # fixed tasks, on which every arm is scored
+    eval_tasks: int = 256  # fixed tasks, on which every arm is scored
 
     def __post_init__(self):
         within(self, 1, math.inf, "d_model", "n_layers", "prompts", "group", "eval_tasks")
@@ -247,7 +247,7 @@ def sections(cfg: Config, curves) -> str:
 
 EXPERIMENT = Experiment(
     tiers={
-        "smoke": Tier(Config(level=3, teacher_updates=20, start_updates=10, updates=20, prompts=8, group=4, eval_tasks=32),
+        "smoke": Tier(Config(level=2, teacher_updates=20, start_updates=10, updates=20, prompts=8, group=4, eval_tasks=32),
                       seeds=2),
         "cpu": Tier(Config(), seeds=8),
         "full": Tier(Config(level=8, d_model=64, teacher_updates=2000, start_updates=100, updates=500), seeds=20),

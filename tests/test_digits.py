@@ -92,9 +92,9 @@ def test_log1mexp_is_continued_by_its_tangent_at_0():
 def test_a_step_of_score_0_is_called_wrong():
     """As a probability of a half says neither."""
     row = ROWS["prm"]
-    scores, labels, mask = jnp.array([[0.0, 0.0, 1.0]]), jnp.array([[1.0, 0.0, 1.0]]), jnp.ones((1, 3), bool)
+    scores, labels, mask = jnp.array([[0.0, 0.0, 1.0]]), jnp.array([[1.0, 1.0, 1.0]]), jnp.ones((1, 3), bool)
     accuracy = row.loss(scores, labels, mask, **row.prepare({"mask": mask}))[1]["accuracy"]
-    np.testing.assert_array_equal(accuracy, (2, 3))
+    np.testing.assert_array_equal(accuracy, (1, 3))
 
 
 @pytest.mark.parametrize("mask_of", [surrogates.tv_mask, surrogates.kl_mask])
