@@ -39,6 +39,23 @@ def test_a_verdict_is_the_same_bytes_twice_and_a_json_of_the_contract(say):
     assert list(broken["counterexample"]["inputs"]) == list(FAMILIES["policy_loss"].args)
 
 
+@pytest.mark.parametrize("framework", ["jax", "numpy"])
+def test_a_report_is_a_function_of_the_seed_in_whichever_process(monkeypatch, say, framework):
+    """Every verdict is a child's, and its hashes are others."""
+    words = (f"{FILE}:squares", "--family", "router_balance", "--framework", framework, "--claim", "probabilities_alone",
+             "--law", "probabilities_alone,duplication", "--examples", "8", "--json")
+    outs = []
+    for salt, seed in (("1", "0"), ("2", "0"), ("1", "7")):
+        monkeypatch.setenv("PYTHONHASHSEED", salt)
+        code, out, err = say(*words, "--seed", seed)
+        assert (code, err) == (1, "")
+        outs.append(out)
+    one, again, other = outs
+    assert one == again
+    broken = [next(law for law in json.loads(out)["laws"] if law["status"] == "broken") for out in (one, other)]
+    assert broken[0]["counterexample"] != broken[1]["counterexample"]
+
+
 def test_text_for_readers_and_only_some_laws(say):
     code, out, _ = say(f"{FILE}:token_mean", "--family", "aggregate", "--framework", "numpy", "--examples", "6",
         "--law", "linear,padding")

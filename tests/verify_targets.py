@@ -140,6 +140,11 @@ def k1(logp, ref_logp):
     return logp - ref_logp
 
 
+def squares(router_probs, expert_index):
+    """In jax, in numpy and in torch."""
+    return router_probs.shape[1] * (router_probs.mean(0) ** 2).sum()
+
+
 def jax_ppo(logp, old_logp, advantages, mask):
     """The clip comes behind exp."""
     ratio = jnp.exp(logp - old_logp)

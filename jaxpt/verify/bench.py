@@ -172,7 +172,7 @@ def _finite(x: np.ndarray) -> np.ndarray:
 def _jittered(x: Example, family: Family) -> Example:
     rng = np.random.default_rng(0)
     sign = lambda v: rng.choice([-1.0, 1.0], v.shape)  # noqa: E731
-    exact = ("mask", "choice", "discount", "one", "limit", "buffer", "length")
+    exact = ("mask", "choice", "discount", "share", "one", "limit", "buffer", "length")
     return {
         k: v * (1 + JITTER * sign(v)) if v.dtype.kind == "f" and family.arg(k).kind not in exact else v for k,
         v in x.items()

@@ -146,6 +146,9 @@ LAWS = (
     Law("gradient_off_policy", "policy", ("policy_loss",), CONTRACT, "gradient",
         "So it is on samples of another policy, old_logp, whose ratios lie inside any clip.",
         "1e-4 of the gradient", "Ratios of tokens in place of the product over the sequence."),
+    Law("rejected_not_counted", "policy", ("policy_loss",), CONTRACT, "both",
+        "A token that the trainer's policy makes e^20 times as likely as the sampler counts as little as a masked one.",
+        ROUNDING, "Rejected tokens leave the numerator and stay in the denominator, or are truncated and stay in both."),
     # --- KL
     Law("kl_zero", "kl", ("kl", "kl_penalty_loss"), MATH, "value",
         "Where policy and reference agree the KL is exactly 0.", EXACT,
@@ -173,6 +176,9 @@ LAWS = (
         "Its expected gradient on samples of the policy is a positive multiple of that of KL(policy || reference).",
         "512 ulp of the pulls",
         "k1 in the loss, whose gradient is 0 on average; k3 in the loss, whose gradient is the other direction's."),
+    Law("gradient_of_kl_off_policy", "kl", ("kl",), CONTRACT, "gradient",
+        "So it is on samples of another policy, given as old_logp where the function has such a parameter.",
+        "512 ulp of the pulls", "k2, or a stopped k1, without the importance ratio."),
     # --- reductions
     Law("unit_loss", "sums", ("aggregate", "accumulate"), MATH, "value",
         "If every token's loss is 1, a mean is 1 (a mean over all rows: the share of rows with a token), a sum the "
@@ -294,6 +300,9 @@ LAWS = (
     Law("jsd", "tokens", ("distillation",), CONTRACT, "value",
         "With every token counting it is the mean Jensen-Shannon divergence.", ROUNDING,
         "The mixture's weights are swapped, or not 1/2."),
+    Law("generalised_jsd", "tokens", ("distillation",), CONTRACT, "value",
+        "With every token counting and a parameter beta it is the mean of H(m) - beta H(teacher) - (1 - beta) H(student), "
+        "m = beta teacher + (1 - beta) student.", ROUNDING, "The weights of the mixture or of the two terms are swapped."),
     # --- value losses
     Law("zero_at_target", "sums", ("value_loss",), MATH, "both",
         "Where values, old values and returns agree, loss and gradient are 0.", EXACT,

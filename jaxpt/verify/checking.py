@@ -182,21 +182,31 @@ def _outcome(
         return say("not_applied", law.where, *rest, "a choice that was not claimed")
     if law.name in waived:
         return say("not_applied", law.where, *rest, f"waived by the claim {waived[law.name]}")
-    fn = function_of(law)
+    try:
+        found = examined(bench, batches, law, seed)
+    except NotApplied as reason:
+        return say("not_applied", law.where, *rest, str(reason))
+    reading = min(found.bad, key=found.bad.get, default="")
+    if not found.bad or found.bad[reading] == 0:
+        return say("holds", law.where, *rest, reading)
+    return _broken(bench, found.batches, found.results, law, function_of(law), reading)
+
+
+class Examined(NamedTuple):
+    batches: list[Example]  # as the law prepares them
+    results: list[dict[str, _Finding]]  # of each batch
+    bad: dict[str, int]  # by reading: how many examples break it; the law is broken where each reading is
+
+
+def examined(bench: Bench, batches: list[Example], law: matrix.Law, seed: int) -> Examined:
+    """What a law finds on all examples, without a counterexample. NotApplied where it says nothing about the function."""
     if law.prepare:
         change = getattr(generators, law.prepare)
         batches = [change(x, bench.family, np.random.default_rng([seed, 1])) for x in batches]
-    try:
-        results = [_findings(bench, fn, x) for x in batches]
-    except NotApplied as reason:
-        return say("not_applied", law.where, *rest, str(reason))
+    results = [_findings(bench, function_of(law), x) for x in batches]
     readings = dict.fromkeys(reading for result in results for reading in result)
-    found = {reading: [r[reading].excess for r in results if reading in r] for reading in readings}
-    bad = {reading: sum(int((e > 1).sum()) for e in excess) for reading, excess in found.items()}
-    reading = min(bad, key=bad.get, default="")
-    if not bad or bad[reading] == 0:
-        return say("holds", law.where, *rest, reading)
-    return _broken(bench, batches, results, law, fn, reading)
+    bad = {reading: sum(int((r[reading].excess > 1).sum()) for r in results if reading in r) for reading in readings}
+    return Examined(batches, results, bad)
 
 
 def _broken(bench: Bench, batches: list, results: list, law: matrix.Law, fn: Callable, reading: str) -> Outcome:

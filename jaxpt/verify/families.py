@@ -42,7 +42,10 @@ FAMILIES = {
          "weights": Arg("positive", "BT", "mask"),
          "prompt_tokens": Arg("prompt_tokens", "B")},
     ),
-    "kl": Family({"logp": Arg("logp", "BT", moving=True), "ref_logp": Arg("near", "BT", like="logp")}, "BT", BOTH),
+    "kl": Family(
+        {"logp": Arg("logp", "BT", moving=True), "ref_logp": Arg("near", "BT", like="logp")}, "BT", BOTH,
+        {"old_logp": Arg("near", "BT", like="logp")},
+    ),
     "kl_penalty_loss": Family(
         {"logp": LOGP, "ref_logp": NEAR, "mask": MASK}, "", BOTH, {"totals": Arg("totals", "")}
     ),
@@ -100,7 +103,8 @@ FAMILIES = {
     ),
     "distillation": Family(
         {"student_logits": Arg("logits", "BTV", "mask", moving=True), "teacher_logits": Arg("logits", "BTV", "mask"),
-         "mask": MASK}, "", ({"B": 2, "T": 2, "V": 4}, {"B": 3, "T": 3, "V": 6}), {"totals": Arg("totals", "")},
+         "mask": MASK}, "", ({"B": 2, "T": 2, "V": 4}, {"B": 3, "T": 3, "V": 6}),
+        {"totals": Arg("totals", ""), "beta": Arg("share", "")},
     ),
     "length_shaping": Family(
         {"length": Arg("length", "N"), "max_length": Arg("limit", ""), "buffer": Arg("buffer", "")}, "N", ({"N": 6},)

@@ -100,6 +100,11 @@ def discount(shape, rng, x):
     return rng.choice([0.0, 0.5, 0.9, 0.95, 1.0], shape)
 
 
+def share(shape, rng, x):
+    """Between 0 and 1, and never 1/2, where much that is wrong looks right."""
+    return rng.choice([0.1, 0.25, 0.7, 0.9], shape)
+
+
 def logits(shape, rng, x):
     return np.round(rng.normal(0, 1.5, shape), 2)
 
@@ -151,7 +156,7 @@ def experts(shape, rng, x):
 KINDS: dict[str, Callable] = {
     f.__name__: f
     for f in (
-        logp, near, advantage, mask, score, kept_score, near_score, positive, reward, label, discount, logits, token,
+        logp, near, advantage, mask, score, kept_score, near_score, positive, reward, label, discount, share, logits, token,
         sum_logp, near_sum, choice, length, limit, buffer, one, probabilities, experts,
     )
 }

@@ -32,11 +32,14 @@ def no_nan(b: Bench, x: Example) -> Parts:
     ]
 
 
+def _normal(z: np.ndarray) -> np.ndarray:
+    """Log-probabilities [n, B, V]: a row's tokens are a whole vocabulary."""
+    z = z - z.max(2, keepdims=True)
+    return z - np.log(np.exp(z).sum(2, keepdims=True))
+
+
 def _distributions(x: Example) -> tuple[np.ndarray, np.ndarray]:
-    """log p, log q [n, B, V]: a row's tokens are a whole vocabulary."""
-    normal = lambda z: z - np.log(np.exp(z - z.max(2, keepdims=True)).sum(2, keepdims=True)) - z.max(2,
-        keepdims=True)  # noqa: E731
-    return normal(x["logp"]), normal(x["ref_logp"])
+    return _normal(x["logp"]), _normal(x["ref_logp"])
 
 
 def _expectations(logp: np.ndarray, logq: np.ndarray) -> dict[str, np.ndarray]:
@@ -50,7 +53,8 @@ def _expectations(logp: np.ndarray, logq: np.ndarray) -> dict[str, np.ndarray]:
 
 def _as_whole(x: Example) -> Example:
     logp, logq = _distributions(x)
-    return {**x, "logp": logp, "ref_logp": logq, **({"mask": np.ones_like(logp)} if "mask" in x else {})}
+    beside = {"mask": np.ones_like(logp)} if "mask" in x else {"old_logp": logp} if "old_logp" in x else {}
+    return {**x, "logp": logp, "ref_logp": logq, **beside}
 
 
 def kl_expectation(b: Bench, x: Example) -> dict[str, Parts]:
@@ -88,7 +92,7 @@ def no_clamp(b: Bench, x: Example) -> Parts:
     parts = []
     for gap in (-8.0, -4.0, 4.0, 8.0):
         ref = np.full_like(x["logp"], -10.0)
-        call = {**x, "logp": ref + gap, "ref_logp": ref}
+        call = {**x, "logp": ref + gap, "ref_logp": ref, **({"old_logp": ref + gap} if "old_logp" in x else {})}
         out = b.run(call)
         kept = b.slots(x, "logp")
         parts.append(Part("gradient of logp", np.where(kept, out.grads["logp"], 1.0), 0.0, 1e-12, "differs", call,
@@ -99,10 +103,22 @@ def no_clamp(b: Bench, x: Example) -> Parts:
 def gradient_of_kl(b: Bench, x: Example) -> Parts:
     """sum_v p_v k'(v) grad log p_v is a positive multiple of the gradient of KL(policy || reference)."""
     call = _as_whole(x)
+    return _pulls_as_kl(b, call, np.exp(call["logp"]))
+
+
+def gradient_of_kl_off_policy(b: Bench, x: Example) -> Parts:
+    """The same with samples of another policy: sum_v old_v k'(v) grad log p_v."""
+    old = _normal(x.get("old_logp", x["logp"][:, :, ::-1]))
+    call = {**_as_whole(x), **({"old_logp": old} if "old_logp" in x else {})}
+    return _pulls_as_kl(b, call, np.exp(old))
+
+
+def _pulls_as_kl(b: Bench, call: Example, drawn: np.ndarray) -> Parts:
+    """drawn [n, B, V]: how often each token is."""
     logp, logq = call["logp"], call["ref_logp"]
     p, d = np.exp(logp), logp - logq
     out = b.run(call)
-    pull = p * out.grads["logp"]
+    pull = drawn * out.grads["logp"]
     got = pull - p * pull.sum(2, keepdims=True)
     true = p * (d - (p * d).sum(2, keepdims=True))
     c = over(got * true, np.sum) / np.maximum(over(true**2, np.sum), 1e-30)

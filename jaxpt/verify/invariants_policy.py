@@ -140,6 +140,16 @@ def dual_clip_negative_only(b: Bench, x: Example) -> Parts:
     return parts
 
 
+def rejected_not_counted(b: Bench, x: Example) -> Parts:
+    """Every other slot is rejected; the sampler agrees at the others."""
+    if "sampler_logp" not in x:
+        raise NotApplied("the function takes no sampler_logp")
+    kept = np.arange(x["mask"].shape[2]) % 2 == 0
+    agreed = {**x, "sampler_logp": x["old_logp"]}
+    call = {**agreed, "sampler_logp": np.where(kept, x["old_logp"], x["old_logp"] - 20.0)}
+    return b.same(x, b.run(call), b.run({**agreed, "mask": np.where(kept, x["mask"], 0)}), call=call)
+
+
 # --- every sequence of a small decision process: expected gradients are sums, not samples
 
 TREE = {"": 0, "a": 1, "b": 2, "aa": 3}  # prefix -> decision; after a prefix that is not here, the sequence has ended

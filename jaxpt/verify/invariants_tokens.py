@@ -147,6 +147,18 @@ def reverse_kl(b: Bench, x: Example) -> Parts:
     return _mean_of(b, x, lambda s, t: np.exp(s) * (s - t))
 
 
+def generalised_jsd(b: Bench, x: Example) -> Parts:
+    if "beta" not in x:
+        raise NotApplied("the function takes no beta")
+    share = x["beta"][:, None, None, None]
+
+    def gap(s, t):
+        entropy = lambda logp: -np.exp(logp) * logp  # noqa: E731
+        m = np.logaddexp(t + np.log(share), s + np.log1p(-share))
+        return entropy(m) - share * entropy(t) - (1 - share) * entropy(s)
+    return _mean_of(b, x, gap)
+
+
 def jsd(b: Bench, x: Example) -> Parts:
     def half(s, t):
         m = np.logaddexp(s, t) - np.log(2)

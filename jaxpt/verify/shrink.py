@@ -16,7 +16,7 @@ SIMPLE = {  # kind -> numbers to prefer, the first most
     "logp": (-1.0, -0.5, -2.0), "near": (-1.0, -0.5, -2.0), "advantage": (1.0, -1.0, 0.0),
     "score": (0.0, 1.0, -1.0, 2.0),
     "near_score": (0.0, 1.0, -1.0, 2.0), "kept_score": (0.0, 1.0), "positive": (1.0, 0.5), "mask": (1.0, 0.0),
-    "reward": (0.0, 1.0), "label": (0, 1), "discount": (1.0, 0.5, 0.0), "logits": (0.0, 1.0, -1.0), "token": (0, 1),
+    "reward": (0.0, 1.0), "label": (0, 1), "discount": (1.0, 0.5, 0.0), "share": (0.25,), "logits": (0.0, 1.0, -1.0), "token": (0, 1),
     "sum_logp": (-10.0, -5.0, -20.0), "near_sum": (-10.0, -5.0, -20.0), "choice": (1.0, 0.0),
     "length": (0.0, 10.0, 20.0),
     "limit": (20.0,), "buffer": (10.0, 5.0),

@@ -44,6 +44,14 @@ def shifted_twice(logits, tokens):
     return logprobs(logits, np.roll(tokens, -1, axis=1))
 
 
+def rows_shifted_as_one(logits, tokens):
+    """Rows are packed behind each other; behind the last token of one comes the first of the next, and all of these
+    are kept when the rows are cut apart again."""
+    rows, width, vocabulary = logits.shape
+    packed = logprobs(logits.reshape(1, -1, vocabulary), tokens.reshape(1, -1))
+    return packed[0, : rows * (width - 1)].reshape(rows, width - 1)
+
+
 def in_half_precision(logits, tokens):
     return logprobs(logits.astype(np.float16), tokens)
 
@@ -144,6 +152,17 @@ def top_alone(student_logits, teacher_logits, mask):
     return mean_of(truncated(student_logits, teacher_logits, mask)[0], mask)
 
 
+def jsd(student_logits, teacher_logits, mask, beta=0.5):
+    return mixture(student_logits, teacher_logits, mask, beta)
+
+
+def mixture_weights_swapped(student_logits, teacher_logits, mask, beta=0.5):
+    """At 1/2 nobody can tell."""
+    s, t = both(student_logits, teacher_logits, mask)
+    m = np.logaddexp(s + np.log(beta), t + np.log1p(-beta))
+    return mean_of(beta * expected(t, t - m) + (1 - beta) * expected(s, s - m), mask)
+
+
 def top_clamped(student_logits, teacher_logits, mask):
     return mean_of(np.maximum(truncated(student_logits, teacher_logits, mask)[0], 0), mask)
 
@@ -199,6 +218,8 @@ EXHIBITS = [
             "logprobs", "definition", of_the_token_itself, logprobs, ("temperature",)),
     Exhibit("Labels are shifted twice.", "transformers #37830, #46897, #47394",
             "logprobs", "definition", shifted_twice, logprobs, ("temperature",)),
+    Exhibit("Packed rows are shifted as one.", "verl #6475, #6564",
+            "logprobs", "alignment", rows_shifted_as_one, logprobs, ("temperature",)),
     Exhibit("A softmax in half precision.", "OpenRLHF #634; optax #1020; xtuner #1108",
             "logprobs", "definition", in_half_precision, logprobs, ("temperature",)),
     Exhibit("0 * -inf in p log p.", "TRL #7221; SkyRL #2259",
@@ -212,6 +233,8 @@ EXHIBITS = [
     Exhibit("The generalised JSD vanishes as beta goes to 1, where the reverse KL is meant.",
             "TRL #6780; ms-swift #10078; verl-recipe #151",
             "distillation", "reverse_kl", vanishing_at_the_end, reverse_kl, ("reverse_kl",)),
+    Exhibit("The weights of the mixture are swapped.", "TRL #3043",
+            "distillation", "generalised_jsd", mixture_weights_swapped, jsd, ("generalised_jsd",)),
     Exhibit("The likeliest token alone is no distribution.", "verl #7856, #7855",
             "distillation", "zero_at_equality", top_alone, top_with_tail),
     Exhibit("Clamped at 0, a truncated KL is blind on half the side.", "verl #7806",

@@ -74,6 +74,18 @@ def weight_rejected(logp, old_logp, advantages, mask, sampler_logp):
     return (clipped(logp, old_logp, advantages, mask) * weight).sum() / max(on.sum(), 1)
 
 
+def rejected_in_the_denominator(logp, old_logp, advantages, mask, sampler_logp):
+    """Tokens that the sampler would hardly have drawn are rejected, and counted."""
+    on = mask > 0
+    rejected = np.where(on, old_logp - sampler_logp, 0) > 2
+    return clipped(logp, old_logp, advantages, on & ~rejected).sum() / max(on.sum(), 1)
+
+
+def rejected_not_counted(logp, old_logp, advantages, mask, sampler_logp):
+    on = mask > 0
+    return ppo(logp, old_logp, advantages, on & (np.where(on, old_logp - sampler_logp, 0) <= 2))
+
+
 def advantage_of_the_last_step(logp, old_logp, advantages, mask):
     """A trajectory's advantage is laid over the mask of its last turn: the run of tokens at the end."""
     last = np.zeros_like(mask)
@@ -190,6 +202,9 @@ EXHIBITS = [
             "policy_loss", "mask_poison", cispo_masked_behind, cispo, framework="jax"),
     Exhibit("An infinite weight is rejected by a product with 0.", "OpenRLHF #1295",
             "policy_loss", "finite", infinite_weight_times_zero, weight_rejected, ("batch_coupled",)),
+    Exhibit("Rejected tokens stay in the denominator.", "verl #3915; slime #657",
+            "policy_loss", "rejected_not_counted", rejected_in_the_denominator, rejected_not_counted,
+            ("rejected_not_counted", "token_mean", "batch_coupled")),
     Exhibit("Earlier steps of a trajectory get an advantage of 0.", "SkyRL #1492, #1507",
             "policy_loss", "on_policy", advantage_of_the_last_step, ppo),
     Exhibit("The trainer's log-probabilities stand one token off the sampler's.",

@@ -1,7 +1,11 @@
 """The verifier on functions in torch: autograd, in-place writes, pairs of a loss and extras."""
 
+import json
+from pathlib import Path
+
 import pytest
 
+from jaxpt.cli import main
 from jaxpt.verify import check
 
 torch = pytest.importorskip("torch")
@@ -63,3 +67,18 @@ def test_bool_masks_float64_and_declared_constants():
 
 def test_the_framework_is_guessed():
     assert check(dpo, "preference", examples=4).framework == "torch"
+
+
+def test_a_report_is_a_function_of_the_seed_in_whichever_process(monkeypatch, capsys):
+    """Every verdict is a child's, and its hashes are others."""
+    words = (f"{Path(__file__).parents[1] / 'verify_targets.py'}:squares", "--family", "router_balance", "--framework", "torch",
+             "--claim", "probabilities_alone", "--law", "probabilities_alone,duplication", "--examples", "8", "--json")
+    outs = []
+    for salt, seed in (("1", "0"), ("2", "0"), ("1", "7")):
+        monkeypatch.setenv("PYTHONHASHSEED", salt)
+        assert main(("verify", *words, "--seed", seed)) == 1
+        outs.append(capsys.readouterr().out)
+    one, again, other = outs
+    assert one == again
+    broken = [next(law for law in json.loads(out)["laws"] if law["status"] == "broken") for out in (one, other)]
+    assert broken[0]["counterexample"] != broken[1]["counterexample"]
