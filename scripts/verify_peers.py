@@ -123,8 +123,8 @@ def markdown(record: dict) -> str:
     ]  # fmt: skip
     broken = {f["target"] for f in record["findings"]}
     left = [f"{', '.join(asked['left_out'])} in {named(target, versions)}" for target, asked in of.items() if asked["left_out"]]
-    fine = [f"{named(target, versions)} ({asked['laws']})" for target, asked in of.items()
-            if target not in broken and not asked["left_out"]]
+    fine = [package_of(target) for target, asked in of.items() if target not in broken and not asked["left_out"]]
+    counted = ", ".join(f"{fine.count(package)} of {package}" for package in dict.fromkeys(fine))
     functions, laws = len({target.partition("[")[0] for target in of}), sum(asked["laws"] for asked in of.values())
     parts = [
         f"{functions} functions of {len(versions)} libraries, {len(of)} with their modes, were asked {laws} laws on 24 to 60 "
@@ -132,7 +132,7 @@ def markdown(record: dict) -> str:
         table(HEADER, rows),
         "Left out, because on the counterexample the loop gives the same number, or none: "
         f"{'; '.join(left)}." if left else "",
-        f"None of the laws that were asked (their number in brackets) is broken in {', '.join(fine)}." if fine else "",
+        f"No law is broken in {len(fine)} others: {counted} (`{FINDINGS.relative_to(ROOT)}` names them)." if fine else "",
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
 

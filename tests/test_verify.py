@@ -86,6 +86,12 @@ WRONG = [  # function, family, claims, the laws that must name it
     (targets.entropy_of_zero, "entropy", (), {"vocabulary_padding"}),
     (targets.clamped_k3, "kl", ("no_clamp",), {"no_clamp"}),
     (targets.k1, "kl", ("gradient_of_kl",), {"gradient_of_kl"}),
+    (targets.k1, "kl", ("pulls_back", "non_negative"), {"pulls_back", "non_negative"}),
+    (targets.overshoots, "policy_loss", ("never_against",), {"never_against"}),
+    (targets.jumps, "policy_loss", ("gradient_of_value",), {"gradient_of_value"}),
+    (targets.winner_alone, "group_advantage", ("unit_deviation",), {"unit_deviation"}),
+    (targets.clipped_rewards, "group_advantage", ("highest_gains",), {"highest_gains"}),
+    (targets.hinge, "preference", ("exchange_is_linear",), {"exchange_is_linear"}),
     (kl.k3, "kl", ("gradient_of_kl",), {"gradient_of_kl"}),
     (targets.token_mean, "aggregate", ("sequence_mean",), {"sequence_mean"}),
 ]

@@ -114,6 +114,35 @@ def overflowing(chosen_score, rejected_score):
     return np.log1p(np.exp((rejected_score - chosen_score))).mean()
 
 
+def overshoots(logp, old_logp, advantages, mask):
+    """A penalty of the ratio, scaled by the advantage, takes over at a ratio of 2."""
+    on = mask > 0
+    ratio = np.exp(np.clip(np.where(on, logp - old_logp, 0), -20, 5))
+    return -(np.where(on, advantages, 0) * (ratio - (ratio - 1) ** 2 / 2)).sum() / max(on.sum(), 1)
+
+
+def jumps(logp, old_logp, advantages, mask):
+    """Tokens that have moved too far add a constant, which no gradient shows."""
+    on = mask > 0
+    change = np.where(on, logp - old_logp, 0)
+    return (-(np.where(on, advantages, 0) * change) + np.where(np.abs(change) > 0.5, 2.0, 0)).sum() / max(on.sum(), 1)
+
+
+def winner_alone(rewards, group):
+    same = group[:, None] == group[None, :]
+    best = np.where(same, rewards[None, :], -np.inf).max(1)
+    return (rewards == best) - ((rewards[None, :] == best[:, None]) & same).sum(1) / same.sum(1)
+
+
+def clipped_rewards(rewards, group):
+    """Above 1/2 all rewards are one."""
+    return standardised(np.minimum(rewards, 0.5), group)
+
+
+def hinge(chosen_logp, rejected_logp, ref_chosen_logp, ref_rejected_logp):
+    return np.maximum(0, 1 - 0.1 * (chosen_logp - ref_chosen_logp - rejected_logp + ref_rejected_logp))
+
+
 def through_tools(rewards, values, mask, gamma, lam):
     """Masked steps are transitions."""
     out = np.zeros_like(rewards)

@@ -33,6 +33,7 @@ class Waiver(NamedTuple):
 
 MASKED = tuple(name for name, family in FAMILIES.items() if masks(family))
 LOSSES = tuple(name for name in MASKED if not FAMILIES[name].returns)
+MOVING = tuple(name for name, family in FAMILIES.items() if any(arg.moving for arg in family.args.values()))
 SEQUENCES = tuple(name for name in MASKED if masks(FAMILIES[name]) == ["mask"])
 ROUNDING = "16 x the change under 4 ulp of every input + 256 ulp of the terms' size"
 EXACT = "none"
@@ -94,6 +95,14 @@ LAWS = (
         "On two shards of the batch, of functions in jax with a parameter axis_name: their own sums over that axis give "
         "the loss of the whole.",
         ROUNDING, "A mean over devices of means: the counts of tokens or rows are not summed over the axis."),
+    # --- slopes
+    Law("gradient_of_value", "slopes", MOVING, CONTRACT, "both",
+        "As one number falls by 0.2 the value changes by a mean slope between the gradients before and behind.",
+        "2e-2 of the steepest gradient", "A branch that does not meet its neighbour, a gradient that is stopped or put "
+        "through by another path, a backward pass of its own."),
+    Law("non_negative", "slopes",
+        ("kl", "kl_penalty_loss", "value_loss", "preference", "preference_tokens", "kto", "reward_model"), CONTRACT, "value",
+        "It is never below 0.", "64 ulp", "k1, a wrong sign, a term that is no distance."),
     # --- policy losses
     Law("on_policy", "policy", ("policy_loss",), MATH, "gradient",
         "At logp = old_logp, with one advantage a row, the gradient is a positive multiple of REINFORCE's, every "
@@ -137,6 +146,9 @@ LAWS = (
         "A threshold or a second term that does not scale with the advantage."),
     Law("no_dead_zone", "policy", ("policy_loss",), CONTRACT, "gradient",
         "A token with an advantage has a gradient at every log-ratio from -3 to 3.", EXACT, "A clip without a tail."),
+    Law("never_against", "slopes", ("policy_loss",), CONTRACT, "gradient",
+        "With one advantage a row no token is pushed against it, at whatever ratio.", "256 ulp of the gradient",
+        "A clip or a gate that changes sign; a ratio upside down."),
     Law("dual_clip_negative_only", "policy", ("policy_loss",), CONTRACT, "gradient",
         "For A > 0 a ratio below 1 is not clipped: the pull there is the ratio times that at 1.",
         "64 ulp", "The dual clip max(., c A) without its condition A < 0."),
@@ -168,7 +180,9 @@ LAWS = (
     Law("unbiased", "kl", ("kl", "kl_penalty_loss"), CONTRACT, "value",
         "Its expectation is KL(policy || reference).", "256 ulp of the terms' size",
         "k2 or the mean size of the log-ratio, or the other direction."),
-    Law("non_negative", "kl", ("kl", "kl_penalty_loss"), CONTRACT, "value", "It is never below 0.", "64 ulp", "k1."),
+    Law("pulls_back", "slopes", ("kl", "kl_penalty_loss"), CONTRACT, "gradient",
+        "Above the reference its slope is never negative, below it never positive.", "256 ulp of the gradient",
+        "k1; a wrong sign or a ratio upside down on one side."),
     Law("no_clamp", "kl", ("kl", "kl_penalty_loss"), CONTRACT, "gradient",
         "It pulls at log-ratios of -8, -4, 4 and 8.", EXACT,
         "A clamp of the value, whose gradient is 0 where the drift is worst."),
@@ -228,6 +242,12 @@ LAWS = (
         "The group's mean with the sample in it, or its deviation."),
     Law("sums_to_zero", "advantage", ("group_advantage",), CONTRACT, "value",
         "The advantages of a group of two or more sum to 0.", ROUNDING, "Another baseline than the group's mean."),
+    Law("highest_gains", "advantage", ("group_advantage",), CONTRACT, "value",
+        "Where a group's rewards differ the highest has a larger advantage than the lowest.", EXACT,
+        "The signal is lost: a clip, a wrong range, a group that is taken for one without signal."),
+    Law("unit_deviation", "advantage", ("group_advantage",), CONTRACT, "value",
+        "Where a group's rewards differ the variance of its advantages, over n or over n - 1, is 1.",
+        "2e-2, for an epsilon beside the deviation", "Another group's deviation, a variance in place of its root."),
     Law("singleton_zero", "advantage", ("group_advantage",), CONTRACT, "value",
         "A group of one has an advantage of 0.", EXACT,
         "The raw reward is kept where there is nothing to compare with."),
@@ -289,6 +309,9 @@ LAWS = (
     Law("positive_apart", "tokens", ("distillation",), MATH, "value",
         "It is at least 0, and above 0 where they differ on a token that counts.", "64 ulp",
         "A cut vocabulary without its tail, or the two swapped in one term."),
+    Law("vocabulary_duplication", "tokens", ("distillation",), CONTRACT, "value",
+        "Every entry twice, each half as likely to both, changes nothing.", ROUNDING,
+        "A mean over the vocabulary, or a term that is no p f(q / p)."),
     Law("shift_invariance", "tokens", ("distillation",), CONTRACT, "both",
         "Every logit 2.5 more changes nothing.", ROUNDING, "A distance of logits, not of distributions."),
     Law("forward_kl", "tokens", ("distillation",), CONTRACT, "value",
@@ -337,6 +360,9 @@ LAWS = (
     Law("monotone", "pairs", ("preference", "preference_tokens", "reward_model"), CONTRACT, "gradient",
         "The loss falls with the chosen and rises with the rejected, everywhere.", "256 ulp of the gradient",
         "A link with an optimum."),
+    Law("exchange_is_linear", "pairs", ("preference", "reward_model"), CONTRACT, "value",
+        "Exchanging chosen and rejected changes the loss by a multiple of the margin.", ROUNDING,
+        "Another link than minus the log-likelihood of a comparison; a term of one side alone."),
     Law("log_ratios_only", "pairs", ("preference",), CONTRACT, "both",
         "Chosen and its reference both 4 less changes nothing.", ROUNDING,
         "Policy and reference with different signs or lengths."),

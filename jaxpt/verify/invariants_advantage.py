@@ -99,6 +99,29 @@ def sums_to_zero(b: Bench, x: Example) -> Parts:
     return [Part("sum over the group", np.where(_members(x) > 1, sums, 0), 0.0, 8 * b.tol(x).value, raised=out.raised)]
 
 
+def highest_gains(b: Bench, x: Example) -> Parts:
+    """The rewards of the group differ by more than rounding."""
+    out, same, r = b.run(x), _same_group(x), x["rewards"]
+    inside = lambda v, fill: np.where(same, v[:, None, :], fill)  # noqa: E731
+    at = lambda which: np.take_along_axis(out.value, which, axis=1)  # noqa: E731
+    top, bottom = np.argmax(inside(r, -np.inf), axis=2), np.argmin(inside(r, np.inf), axis=2)
+    differ = np.take_along_axis(r, top, 1) - np.take_along_axis(r, bottom, 1) > 1e-5 * np.abs(r).max(1, keepdims=True)
+    return [Part("advantage of the highest reward less that of the lowest", np.where(differ, at(top) - at(bottom), 1.0), 1e-9,
+                 1e-10, "at_least", raised=out.raised)]
+
+
+def unit_deviation(b: Bench, x: Example) -> dict[str, Parts]:
+    """Of groups whose rewards differ; an epsilon beside the deviation may be 1e-2 of it."""
+    out, same, n = b.run(x), _same_group(x), _members(x)
+    r, several = x["rewards"], n > 1
+    spread = np.where(same, r[:, None, :], -np.inf).max(2) - np.where(same, r[:, None, :], np.inf).min(2)
+    differ = several & (spread > 1e-5 * np.abs(r).max(1, keepdims=True))
+    mean = np.einsum("nij,nj->ni", same, out.value) / n
+    squares = np.where(same, (out.value[:, None, :] - mean[:, :, None]) ** 2, 0).sum(2)
+    return {f"over n - {ddof}": [Part("variance within the group", np.where(differ, squares / np.maximum(n - ddof, 1), 1.0), 1.0,
+                                      2e-2, raised=out.raised)] for ddof in (0, 1)}
+
+
 def singleton_zero(b: Bench, x: Example) -> Parts:
     out = b.run(x)
     return [Part("value", np.where(_members(x) == 1, out.value, 0), 0.0, 0.0, raised=out.raised)]

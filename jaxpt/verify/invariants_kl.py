@@ -82,11 +82,6 @@ def unbiased(b: Bench, x: Example) -> Parts:
     return kl_expectation(b, x)["KL(policy || reference)"]
 
 
-def non_negative(b: Bench, x: Example) -> Parts:
-    out = b.run(x)
-    return [Part("value", out.value, 0.0, 64 * EPS, "at_least", raised=out.raised)]
-
-
 def no_clamp(b: Bench, x: Example) -> Parts:
     """The gradient does not vanish where the policy has left the reference."""
     parts = []

@@ -141,6 +141,22 @@ def monotone(b: Bench, x: Example) -> Parts:
             Part(f"gradient of {_pairs(x)[1]}", down, 0.0, small(down), "at_least", raised=out.raised)]
 
 
+def exchange_is_linear(b: Bench, x: Example) -> Parts:
+    """What exchanging chosen and rejected changes, at the example's log-ratios or scores and at twice as large ones."""
+    chosen, rejected = _pairs(x)
+    ref = {k: x.get(f"ref_{k}", 0.0) for k in (chosen, rejected)}
+    at_zero = {"margin": np.zeros_like(x["margin"])} if "margin" in x else {}
+
+    def put(size: float, first: str, second: str) -> Example:
+        gains = {k: size * (x[k] - ref[k]) for k in (first, second)}
+        return {**x, **at_zero, chosen: ref[chosen] + gains[first], rejected: ref[rejected] + gains[second]}
+
+    calls = [(put(size, chosen, rejected), put(size, rejected, chosen)) for size in (1.0, 2.0)]
+    once, twice = (b.run(call).value - b.run(exchanged).value for call, exchanged in calls)
+    tol = 2 * b.tol(calls[1][0]).value
+    return [Part("change of the value with the two exchanged, at twice the margin", twice, 2 * once, tol, call=calls[1][0])]
+
+
 def log_ratios_only(b: Bench, x: Example) -> Parts:
     call = {**x, **{k: x[k] - 4.0 for k in ("chosen_logp", "ref_chosen_logp")}}
     return b.same(x, b.run(call), b.run(x), call=call)

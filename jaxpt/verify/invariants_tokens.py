@@ -131,6 +131,13 @@ def positive_apart(b: Bench, x: Example) -> Parts:
             Part("value", np.where(apart, out.value, 1.0), 1e-7, 1e-8, "at_least", raised=out.raised)]
 
 
+def vocabulary_duplication(b: Bench, x: Example) -> Parts:
+    """Two entries of the same logit are half as likely each."""
+    call = {**x, **{k: np.repeat(x[k], 2, axis=-1) for k in _logits(x)}}
+    out = b.run(call)
+    return [Part("value", out.value, b.run(x).value, b.tol(x).value, call=call, raised=out.raised)]
+
+
 def _mean_of(b: Bench, x: Example, divergence) -> Parts:
     """With every token, all means over tokens and rows are one."""
     call = {**x, "mask": np.ones_like(x["mask"])}

@@ -11,6 +11,15 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 
+REDUCED = {  # a row's words for its reduction -> the law that says the same
+    "every token weighs the same": "token_mean", "every sequence weighs the same, whatever its length": "sequence_mean",
+    "tokens of a sequence are summed": "sequence_sum", "tokens are summed, over a constant budget": "fixed_budget",
+}
+NAMED = {  # what a row's name and formula say
+    "forward_kl": "forward_kl", "reverse_kl": "reverse_kl", "jsd": "jsd", "ppo_dual_clip": "dual_clip_negative_only",
+}
+
+
 class Wired(NamedTuple):
     fn: Callable
     family: str
@@ -32,14 +41,19 @@ def kl() -> dict[str, Wired]:
     def pulled(gradient, value):
         return lambda logp, ref_logp: gradient(value, logp, stop(logp), ref_logp)
 
+    def pulled_off_policy(gradient, value):
+        return lambda logp, ref_logp, old_logp: gradient(value, logp, old_logp, ref_logp)
+
     values = {
         kl.k1: ("unbiased",), kl.k2: ("non_negative", "gradient_of_kl", "no_clamp"),
         kl.k3: ("unbiased", "non_negative", "no_clamp"), kl.absolute: ("non_negative",), kl.forward: ("non_negative",),
         kl.jensen_shannon: ("non_negative",), functools.partial(kl.alpha, alpha=0.3): ("non_negative",),
     }
     found = {f"kl.{getattr(fn, 'func', fn).__name__}": Wired(fn, "kl", claims) for fn, claims in values.items()}
-    gradients = (kl.k2_gradient, kl.k3), (kl.score_gradient, kl.k3), (kl.importance_gradient, kl.k3)
-    return found | {f"kl.{g.__name__}": Wired(pulled(g, v), "kl", ("unbiased", "gradient_of_kl")) for g, v in gradients}
+    gradients = kl.k2_gradient, kl.score_gradient, kl.importance_gradient
+    found |= {f"kl.{g.__name__}": Wired(pulled(g, kl.k3), "kl", ("unbiased", "gradient_of_kl")) for g in gradients}
+    off_policy = ("gradient_of_kl", "gradient_of_kl_off_policy")
+    return found | {f"kl.{g.__name__}, off-policy": Wired(pulled_off_policy(g, kl.k3), "kl", off_policy) for g in gradients[1:]}
 
 
 def advantages() -> dict[str, Wired]:
@@ -171,18 +185,31 @@ def logits() -> dict[str, Wired]:
 def of_rows() -> dict[str, Wired]:
     from jaxpt.objectives import ROWS
     from jaxpt.verify import rows
+    from jaxpt.verify.matrix import claimable
 
-    more = {"policy_loss": _prepared, "length_shaping": _lengths, "reward_pair": _pairs, "reward_ranking": _ranking,
+    more = {"policy_loss": _prepared, "distillation": _of_beta, "length_shaping": _lengths, "reward_pair": _pairs, "reward_ranking": _ranking,
             "reward_step": _steps, "supervised": _supervised, "unpaired": _unpaired}
     found = {}
-    for name, row in ROWS.items():
+    for name, row in {**ROWS, **_credits()}.items():
         if "." in name or row.alias_of:
             continue
-        for family in rows.families_of(row) if row.family != "length_shaping" else ():
-            found[f"{name}: {family}"] = Wired(rows.function(row, family), family, rows.claims_of(name, family))
+        for family in rows.families_of(row) if row.family != "length_shaping" and name in ROWS else ():
+            stated = (REDUCED.get(row.parts.get("reduction", "")), NAMED.get(name))
+            claims = (*rows.claims_of(name, family), *(law for law in stated if law in claimable(family)))
+            found[f"{name}: {family}"] = Wired(rows.function(row, family), family, claims)
         made = more[row.family](row) if row.family in more and not (row.family == "supervised" and name == "sft") else {}
         found |= {f"{name}: {kind}": wired for kind, wired in made.items()}
     return {name: wired._replace(row=name.split(":")[0]) for name, wired in found.items()}
+
+
+def _credits() -> dict:
+    """Rows of the credits that no row of the table has."""
+    from jaxpt.objectives.algebra import compose
+    from jaxpt.objectives.parts import CREDITS
+
+    plain = dict(advantage="centred", ratio="none", surrogate="score", reduction="token_mean")
+    return {f"with credit {kind}": compose(f"with credit {kind}", "", **plain, credit=kind, hyper=dict.fromkeys(CREDITS[kind].uses, 1.0))
+            for kind in ("turn", "token", "steps", "channels")}
 
 
 def _loss(row, **batch):
@@ -226,12 +253,21 @@ def _prepared(row) -> dict[str, Wired]:
     return wired | ({"advantages of values": Wired(of_values, "gae")} if "values" in row.needs else {})
 
 
+def _of_beta(row) -> dict[str, Wired]:
+    def f(student_logits, teacher_logits, mask, beta):
+        batch = {"student_logits": student_logits, "teacher_logits": teacher_logits, "mask": mask}
+        return row.loss(**batch, **row.prepare(batch), beta=beta)
+
+    return {"of any beta": Wired(f, "distillation", ("generalised_jsd",) * (row.name == "jsd"))} if "beta" in row.hyper else {}
+
+
 def _lengths(row) -> dict[str, Wired]:
     import jax.numpy as jnp
 
     def added(right):
         def f(length, max_length, buffer):
-            hyper = {k: v for k, v in (("max_length", max_length), ("buffer", buffer)) if k in row.hyper}
+            given = ("max_length", max_length), ("buffer", buffer), ("lam", 0.05)
+            hyper = {k: v for k, v in given if k in row.hyper}
             target, group = 0 * length + max_length - buffer, jnp.zeros(length.shape, jnp.int32)
             return row.loss(length, 0 * length + right, target, group, **hyper)
 

@@ -25,6 +25,15 @@ def standardised(rewards, group):
     return by_group(lambda r: (r - r.mean()) / (r.std(ddof=1) + 1e-6) if differ(r) else 0.0, rewards, group)
 
 
+def standardised_exactly(rewards, group):
+    return by_group(lambda r: (r - r.mean()) / r.std(ddof=1) if differ(r) else 0.0, rewards, group)
+
+
+def variance_with_a_floor(rewards, group):
+    """Against a root of 0; rewards that lie close together keep little of their advantage."""
+    return by_group(lambda r: (r - r.mean()) / np.sqrt(max(r.var(ddof=1), 1e-4)) if differ(r) else 0.0, rewards, group)
+
+
 def deviation_of_one(rewards, group):
     def of_group(r):
         n = len(r)
@@ -250,6 +259,9 @@ EXHIBITS = [
     Exhibit("The deviation of a group of one, of n - 1.",
             "axolotl #3353; google-tunix 0.1.7, compute_advantages",
             "group_advantage", "finite", deviation_of_one, standardised, ("scale_invariance",)),
+    Exhibit("The variance has a floor, which the deviation of close rewards does not reach.", "verl #6348",
+            "group_advantage", "unit_deviation", variance_with_a_floor, standardised_exactly,
+            ("unit_deviation", "highest_gains")),
     Exhibit("A leave-one-out deviation, which is 0 where the others agree.", "NeMo-RL #1518",
             "group_advantage", "scale_invariance", deviation_of_the_others, standardised,
             ("scale_invariance",)),

@@ -106,6 +106,10 @@ def mean_over_the_vocabulary(student_logits, teacher_logits, mask):
     return forward_kl(student_logits, teacher_logits, mask) / student_logits.shape[-1]
 
 
+def mean_over_every_element(student_logits, teacher_logits, mask):
+    return reverse_kl(student_logits, teacher_logits, mask) / student_logits.shape[-1]
+
+
 def logarithm_left_out(student_logits, teacher_logits, mask):
     s, t = both(student_logits, teacher_logits, mask)
     return mean_of(expected(t, t - np.exp(s)), mask)
@@ -246,6 +250,10 @@ EXHIBITS = [
             "distillation", "forward_kl", reverse_kl, forward_kl, ("forward_kl",)),
     Exhibit("A mean over the vocabulary too.", "deit #61; HikariTJU/LD #74",
             "distillation", "forward_kl", mean_over_the_vocabulary, forward_kl, ("forward_kl",)),
+    Exhibit("The divergence of one token becomes smaller as the vocabulary grows.",
+            "Teacher-free-Knowledge-Distillation #41; attention-transfer #18; pytorch #6622",
+            "distillation", "vocabulary_duplication", mean_over_every_element, reverse_kl,
+            ("vocabulary_duplication",)),
     Exhibit("kl_div is given the student's probabilities, not their logarithms.", "ProDA #20, #43",
             "distillation", "zero_at_equality", logarithm_left_out, forward_kl, ("forward_kl",)),
     Exhibit("The teacher's entropy is left out.", "distillm #7",

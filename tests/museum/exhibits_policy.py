@@ -1,5 +1,6 @@
 """Policy losses: ratios, clips, reductions that were meant otherwise; value losses and length rewards."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from exhibit import Exhibit
@@ -165,6 +166,33 @@ def optimistic_value_clip(values, old_values, returns, mask):
     return value_loss(values, old_values, returns, mask, jnp.minimum)
 
 
+def squares(error):
+    return error**2 / 2
+
+
+@jax.custom_vjp
+def fused_squares(error):
+    return squares(error)
+
+
+def backward(error, weights):
+    """The weights that a token's loss is multiplied by later on are read as if they were one number."""
+    return (weights.ravel()[0] * error,)
+
+
+fused_squares.defvjp(lambda error: (squares(error), error), backward)
+
+
+def regression(values, old_values, returns, mask, of_token=squares):
+    on = mask > 0
+    v, r = (jnp.where(on, x, 0) for x in (values, returns))
+    return jnp.sum(of_token(v - r) * on / jnp.maximum(jnp.sum(on), 1))
+
+
+def backward_pass_of_its_own(values, old_values, returns, mask):
+    return regression(values, old_values, returns, mask, fused_squares)
+
+
 def every_return_meets_every_value(values, old_values, returns, mask):
     """Values [B] and returns [B, 1] make [B, B]."""
     v, r = (jnp.where(mask > 0, x, 0) for x in (values, returns))
@@ -225,6 +253,10 @@ EXHIBITS = [
     Exhibit("Gradient flows into the old policy's log-probabilities.", "miles #1832, #1966",
             "policy_loss", "declared_constants", gradient_into_the_old_policy, old_policy_detached,
             ("declared_constants",), "jax"),
+    Exhibit("A fused loss has a backward pass of its own, which reads one token's weight for all.",
+            "Liger-Kernel #968, #1298",
+            "value_loss", "gradient_of_value", backward_pass_of_its_own, regression,
+            ("gradient_of_value", "non_negative", "half_square"), "jax"),
     Exhibit("Every value is trained on every return.", "RLinf #1568",
             "value_loss", "zero_at_target", every_return_meets_every_value, value_loss,
             ("pessimistic", "half_square"), "jax"),
