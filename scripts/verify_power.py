@@ -178,8 +178,9 @@ def judged(site: Site, known: Original) -> dict:
         if len(moved) == TARGETS:
             break
     if not moved:
-        rows = frozenset([known.wired[name].row for name in names if known.wired[name].row][:CORNERED])
-        same = not rows or corners.compared(known.base, other, rows).startswith("agree")
+        table = known.base.rows()
+        rows = frozenset([known.wired[name].row for name in names if known.wired[name].row in table][:CORNERED])
+        same = rows and corners.compared(known.base, other, rows).startswith("agree")
         return verdict("equivalent" if same else "unmoved")
     by_more = None
     asked = [name for name in moved if held(known, name)[0]]

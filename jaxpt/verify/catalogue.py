@@ -1,42 +1,12 @@
 """The matrix: law x families x class x what is looked at x tolerance, one table. `jaxpt list invariants` prints it.
 
 mathematics: any right member of the families obeys; applied always. contract: a choice; applied where it is claimed.
-waiver: a claim that says why some laws of mathematics are not meant to hold. The function of a law has the law's name
-and stands in the module of its group. What is asked of the table is in matrix.py. Imports nothing heavy.
+The function of a law has the law's name and stands in the module of its group. What is asked of the table is in
+matrix.py. Imports nothing heavy.
 """
 
-from typing import NamedTuple
-
-from jaxpt.verify.families import FAMILIES, masks
-
-MATH, CONTRACT, WAIVER = "mathematics", "contract", "waiver"
-
-
-class Law(NamedTuple):
-    name: str
-    group: str  # invariants_GROUP.py
-    families: tuple[str, ...]
-    kind: str  # MATH or CONTRACT
-    where: str  # value, gradient, or both
-    statement: str  # one sentence
-    tolerance: str
-    cause: str  # what usually breaks it
-    prepare: str = ""  # what is done to the examples before: a function of generators.py
-
-
-class Waiver(NamedTuple):
-    name: str
-    families: tuple[str, ...]
-    laws: tuple[str, ...]
-    statement: str
-
-
-MASKED = tuple(name for name, family in FAMILIES.items() if masks(family))
-LOSSES = tuple(name for name in MASKED if not FAMILIES[name].returns)
-MOVING = tuple(name for name, family in FAMILIES.items() if any(arg.moving for arg in family.args.values()))
-SEQUENCES = tuple(name for name in MASKED if masks(FAMILIES[name]) == ["mask"])
-ROUNDING = "16 x the change under 4 ulp of every input + 256 ulp of the terms' size"
-EXACT = "none"
+from jaxpt.verify.families import FAMILIES
+from jaxpt.verify.law import CONTRACT, EXACT, LOSSES, MASKED, MATH, MOVING, ROUNDING, SEQUENCES, Law
 
 LAWS = (
     # --- what does not count
@@ -101,8 +71,8 @@ LAWS = (
         "2e-2 of the steepest gradient", "A branch that does not meet its neighbour, a gradient that is stopped or put "
         "through by another path, a backward pass of its own."),
     Law("non_negative", "slopes",
-        ("kl", "kl_penalty_loss", "value_loss", "preference", "preference_tokens", "kto", "reward_model"), CONTRACT, "value",
-        "It is never below 0.", "64 ulp", "k1, a wrong sign, a term that is no distance."),
+        ("kl", "kl_penalty_loss", "value_loss", "preference", "preference_tokens", "kto", "reward_model"), CONTRACT,
+        "value", "It is never below 0.", "64 ulp", "k1, a wrong sign, a term that is no distance."),
     # --- policy losses
     Law("on_policy", "policy", ("policy_loss",), MATH, "gradient",
         "At logp = old_logp, with one advantage a row, the gradient is a positive multiple of REINFORCE's, every "
@@ -324,8 +294,9 @@ LAWS = (
         "With every token counting it is the mean Jensen-Shannon divergence.", ROUNDING,
         "The mixture's weights are swapped, or not 1/2."),
     Law("generalised_jsd", "tokens", ("distillation",), CONTRACT, "value",
-        "With every token counting and a parameter beta it is the mean of H(m) - beta H(teacher) - (1 - beta) H(student), "
-        "m = beta teacher + (1 - beta) student.", ROUNDING, "The weights of the mixture or of the two terms are swapped."),
+        "With every token counting and a parameter beta it is the mean of H(m) - beta H(teacher) - (1 - beta) "
+        "H(student), m = beta teacher + (1 - beta) student.",
+        ROUNDING, "The weights of the mixture or of the two terms are swapped."),
     # --- value losses
     Law("zero_at_target", "sums", ("value_loss",), MATH, "both",
         "Where values, old values and returns agree, loss and gradient are 0.", EXACT,
@@ -412,23 +383,4 @@ LAWS = (
     Law("probabilities_alone", "sums", ("router_balance",), CONTRACT, "gradient",
         "The gradient does not depend on the probabilities: counts are constants.", "1e-4 of it",
         "A square of the probabilities."),
-)
-
-WAIVERS = (
-    Waiver("batch_coupled", ("policy_loss", "group_advantage", "preference", "preference_tokens", "kto"),
-           ("partition", "duplication", "on_policy", "groups_apart", "pairs_apart"),
-           "Tokens or rows are chosen or normalised over the whole batch."),
-    Waiver("weighted", ("policy_loss",), ("on_policy",),
-        "Tokens weigh by something else than their number, such as an entropy."),
-    Waiver("ranked", ("preference", "preference_tokens"), ("row_permutation",),
-           "Rows are sorted by what they are worth: the gradient of equal ones depends on their order."),
-    Waiver("bumpy_link", ("preference", "preference_tokens"), ("descends",),
-        "The loss rises with the margin around 0."),
-    Waiver("reference_free", ("preference",), ("reference_matters",), "The loss has no reference."),
-    Waiver("reference_point_free", ("kto",), ("reference_point_matters",),
-        "The reference point is no KL of mismatched pairs."),
-    Waiver("reward_has_a_zero", ("group_advantage",), ("shift_invariance",),
-           "What the reward is measured from has a meaning: a success is above 0, or the mean divides."),
-    Waiver("padded_width", ("policy_loss", "aggregate", "accumulate", "value_loss", "kl_penalty_loss"),
-           ("padding",), "A contract law: see there."),
 )

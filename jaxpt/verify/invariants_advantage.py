@@ -106,8 +106,9 @@ def highest_gains(b: Bench, x: Example) -> Parts:
     at = lambda which: np.take_along_axis(out.value, which, axis=1)  # noqa: E731
     top, bottom = np.argmax(inside(r, -np.inf), axis=2), np.argmin(inside(r, np.inf), axis=2)
     differ = np.take_along_axis(r, top, 1) - np.take_along_axis(r, bottom, 1) > 1e-5 * np.abs(r).max(1, keepdims=True)
-    return [Part("advantage of the highest reward less that of the lowest", np.where(differ, at(top) - at(bottom), 1.0), 1e-9,
-                 1e-10, "at_least", raised=out.raised)]
+    gap = np.where(differ, at(top) - at(bottom), 1.0)
+    return [Part("advantage of the highest reward less that of the lowest", gap, 1e-9, 1e-10, "at_least",
+                 raised=out.raised)]
 
 
 def unit_deviation(b: Bench, x: Example) -> dict[str, Parts]:
@@ -118,8 +119,9 @@ def unit_deviation(b: Bench, x: Example) -> dict[str, Parts]:
     differ = several & (spread > 1e-5 * np.abs(r).max(1, keepdims=True))
     mean = np.einsum("nij,nj->ni", same, out.value) / n
     squares = np.where(same, (out.value[:, None, :] - mean[:, :, None]) ** 2, 0).sum(2)
-    return {f"over n - {ddof}": [Part("variance within the group", np.where(differ, squares / np.maximum(n - ddof, 1), 1.0), 1.0,
-                                      2e-2, raised=out.raised)] for ddof in (0, 1)}
+    variance = lambda ddof: np.where(differ, squares / np.maximum(n - ddof, 1), 1.0)  # noqa: E731
+    return {f"over n - {ddof}": [Part("variance within the group", variance(ddof), 1.0, 2e-2, raised=out.raised)]
+            for ddof in (0, 1)}
 
 
 def singleton_zero(b: Bench, x: Example) -> Parts:

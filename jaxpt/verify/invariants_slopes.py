@@ -34,8 +34,8 @@ def _along(b: Bench, x: Example, name: str) -> Parts:
     noise = 256 * EPS * np.maximum(1.0, np.abs(values).max(1)) / STEP
     tol = (high - low) / 2 + column(0.02 * np.abs(slopes).max(1) + noise, low)
     got = (values[:, :-1] - values[:, 1:]) / STEP
-    return [Part(f"mean slope of the value along {name}", got[:, k], (low + high)[:, k] / 2, tol[:, k], call=calls[k], raised=raised)
-            for k in range(STEPS)]
+    return [Part(f"mean slope of the value along {name}", got[:, k], (low + high)[:, k] / 2, tol[:, k], call=calls[k],
+                 raised=raised) for k in range(STEPS)]
 
 
 def pulls_back(b: Bench, x: Example) -> Parts:
@@ -58,8 +58,8 @@ def never_against(b: Bench, x: Example) -> Parts:
     call = {**x, "advantages": np.broadcast_to(x["advantages"][:, :, :1], x["logp"].shape)}
     out = b.run(call)
     g = out.grads["logp"] * np.sign(call["advantages"])
-    return [Part("gradient of logp, signed by the advantage", g, 0.0, column(256 * EPS * over(np.abs(g)), g), "at_most", call,
-                 out.raised)]
+    return [Part("gradient of logp, signed by the advantage", g, 0.0, column(256 * EPS * over(np.abs(g)), g), "at_most",
+                 call, out.raised)]
 
 
 def non_negative(b: Bench, x: Example) -> Parts:

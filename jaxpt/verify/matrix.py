@@ -1,7 +1,9 @@
 """What is asked of the matrix of laws, catalogue.py: the laws of a family, what may be claimed, the whole as a table."""
 
-from jaxpt.verify.catalogue import CONTRACT, LAWS, MATH, WAIVER, WAIVERS, Law
+from jaxpt.verify.catalogue import LAWS
 from jaxpt.verify.families import FAMILIES
+from jaxpt.verify.law import CONTRACT, MATH, Law
+from jaxpt.verify.waivers import WAIVER, WAIVERS
 
 __all__ = ["CONTRACT", "LAWS", "MATH", "WAIVERS", "claimable", "of_family", "records", "waived", "words"]
 
