@@ -44,7 +44,7 @@ TARGETS = 4  # that are asked about one change
 PROBED, CORNERED = 16, 2  # targets of which it is looked whether they move; rows that are compared on corner inputs
 AFTERWARDS = (
     "gradient_of_value", "pulls_back", "never_against", "vocabulary_duplication", "unit_deviation", "highest_gains",
-    "exchange_is_linear", "generalised_jsd", "gradient_of_kl_off_policy", "rejected_not_counted",
+    "exchange_is_linear", "mirror", "generalised_jsd", "gradient_of_kl_off_policy", "rejected_not_counted",
 )
 VERDICTS = ("killed", "killed by more", "survived", "equivalent", "unmoved", "no family", "import")
 

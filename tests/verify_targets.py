@@ -143,6 +143,11 @@ def hinge(chosen_logp, rejected_logp, ref_chosen_logp, ref_rejected_logp):
     return np.maximum(0, 1 - 0.1 * (chosen_logp - ref_chosen_logp - rejected_logp + ref_rejected_logp))
 
 
+def desirable_twice(logp, ref_logp, desirable, kl_logp, kl_ref_logp):
+    v = 0.1 * (logp - ref_logp - max(np.mean(kl_logp - kl_ref_logp), 0))
+    return np.mean((1 + desirable) / (1 + np.exp(np.where(desirable > 0, v, -v))))
+
+
 def through_tools(rewards, values, mask, gamma, lam):
     """Masked steps are transitions."""
     out = np.zeros_like(rewards)

@@ -358,6 +358,9 @@ LAWS = (
     Law("reference_point_matters", "pairs", ("kto",), MATH, "value",
         "A larger KL of the mismatched pairs has another value.", "1e-6 of it",
         "The KL of the matched pairs is used, or none."),
+    Law("mirror", "pairs", ("kto",), CONTRACT, "value",
+        "The other labels and log-ratios of the other sign give the same loss, where mismatched pairs have a log-ratio "
+        "of 0.", ROUNDING, "The two kinds have other weights, or one of them another link."),
     Law("one_reference_point", "pairs", ("kto",), CONTRACT, "both",
         "Which mismatched pair stands beside which row does not matter.", ROUNDING,
         "The KL of a row in place of the batch's."),

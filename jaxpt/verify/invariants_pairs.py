@@ -216,6 +216,14 @@ def reference_point_matters(b: Bench, x: Example) -> Parts:
     return [_moves(b, {**x, "kl_logp": x["kl_ref_logp"] + 1.0}, calls, "kl_logp")]
 
 
+def mirror(b: Bench, x: Example) -> Parts:
+    """The mismatched pairs have a log-ratio of 0, so that a reference point made of them is 0 as well."""
+    level = {**x, "kl_logp": x["kl_ref_logp"]}
+    call = {**level, "logp": 2 * x["ref_logp"] - x["logp"], "desirable": 1 - x["desirable"]}
+    out = b.run(call)
+    return [Part("value", out.value, b.run(level).value, b.tol(x).value + b.tol(call).value, call=call, raised=out.raised)]
+
+
 def one_reference_point(b: Bench, x: Example) -> Parts:
     call = {**x, **{k: np.roll(x[k], 1, axis=1) for k in ("kl_logp", "kl_ref_logp")}}
     return b.same(x, b.run(call), b.run(x), call=call)

@@ -17,6 +17,7 @@ REDUCED = {  # a row's words for its reduction -> the law that says the same
 }
 NAMED = {  # what a row's name and formula say
     "forward_kl": "forward_kl", "reverse_kl": "reverse_kl", "jsd": "jsd", "ppo_dual_clip": "dual_clip_negative_only",
+    "kto": "mirror", "bco": "mirror",
 }
 
 
