@@ -68,7 +68,7 @@ LAWS = (
     # --- slopes
     Law("gradient_of_value", "slopes", MOVING, CONTRACT, "both",
         "As one number falls by 0.2 the value changes by a mean slope between the gradients before and behind.",
-        "2e-2 of the steepest gradient", "A branch that does not meet its neighbour, a gradient that is stopped or put "
+        "e^0.2 - 1 of the two, 2e-2 of the steepest gradient", "A branch that does not meet its neighbour, a gradient that is stopped or put "
         "through by another path, a backward pass of its own."),
     Law("non_negative", "slopes",
         ("kl", "kl_penalty_loss", "value_loss", "preference", "preference_tokens", "kto", "reward_model"), CONTRACT,

@@ -10,7 +10,8 @@ STEPS, STEP = 12, 0.2
 
 def gradient_of_value(b: Bench, x: Example) -> Parts:
     """One number of every argument that moves, another one in every example, falls by 2.4 in twelve steps: over each
-    the mean slope lies between the gradients at its ends. One number alone, so that a step has one kink at most."""
+    the mean slope lies between the gradients at its ends, or beyond the larger one by what exp gains in a step, since
+    a clip may end its rise. One number alone, so that a step has one kink at most."""
     return [part for k in b.moving for part in _along(b, x, k)]
 
 
@@ -32,7 +33,8 @@ def _along(b: Bench, x: Example, name: str) -> Parts:
     values, slopes = np.stack(values, 1), np.stack(slopes, 1)
     low, high = (pick(slopes[:, 1:], slopes[:, :-1]) for pick in (np.minimum, np.maximum))
     noise = 256 * EPS * np.maximum(1.0, np.abs(values).max(1)) / STEP
-    tol = (high - low) / 2 + column(0.02 * np.abs(slopes).max(1) + noise, low)
+    rise = np.expm1(STEP) * np.maximum(np.abs(low), np.abs(high))
+    tol = (high - low) / 2 + rise + column(0.02 * np.abs(slopes).max(1) + noise, low)
     got = (values[:, :-1] - values[:, 1:]) / STEP
     return [Part(f"mean slope of the value along {name}", got[:, k], (low + high)[:, k] / 2, tol[:, k], call=calls[k],
                  raised=raised) for k in range(STEPS)]
