@@ -15,8 +15,8 @@ verdict: those whose results move, the most direct first, at most TARGETS. Where
 rows that reach it agree on corner inputs too, else `unmoved` (a metric, say). `no family`: nothing that a family can ask
 reaches it. `import`: the sources' own checks stop it.
 
-The laws of AFTERWARDS were written when both halves' changes had been read, though not what became of them; the summary
-also says what is killed without these. It is no experiment of `jaxpt run`, because it needs the modules of mutation/ and
+The laws of AFTERWARDS were written when both halves' changes had been read, `mirror` and `zero_off_mask` even to what
+survived of the half set aside: what is killed without these is told apart. It is no experiment of `jaxpt run`, because it needs the modules of mutation/ and
 trains nothing. One line a change, in a fixed random order; a second run goes on where the first one stopped. What is
 hoped for: 0.90, as specification-based tests of whole reinforcement learning are said to reach (Varshosaz et al. 2023,
 Formal Specification and Testing for Reinforcement Learning, ICFP).
@@ -44,7 +44,7 @@ TARGETS = 4  # that are asked about one change
 PROBED, CORNERED = 16, 2  # targets of which it is looked whether they move; rows that are compared on corner inputs
 AFTERWARDS = (
     "gradient_of_value", "pulls_back", "never_against", "vocabulary_duplication", "unit_deviation", "highest_gains",
-    "exchange_is_linear", "mirror", "generalised_jsd", "gradient_of_kl_off_policy", "rejected_not_counted",
+    "exchange_is_linear", "mirror", "zero_off_mask", "generalised_jsd", "gradient_of_kl_off_policy", "rejected_not_counted",
 )
 VERDICTS = ("killed", "killed by more", "survived", "equivalent", "unmoved", "no family", "import")
 

@@ -91,6 +91,7 @@ WRONG = [  # function, family, claims, the laws that must name it
     (targets.jumps, "policy_loss", ("gradient_of_value",), {"gradient_of_value"}),
     (targets.winner_alone, "group_advantage", ("unit_deviation",), {"unit_deviation"}),
     (targets.clipped_rewards, "group_advantage", ("highest_gains",), {"highest_gains"}),
+    (targets.whitened_pads, "whiten", ("zero_off_mask",), {"zero_off_mask"}),
     (targets.desirable_twice, "kto", ("mirror",), {"mirror"}),
     (targets.hinge, "preference", ("exchange_is_linear",), {"exchange_is_linear"}),
     (kl.k3, "kl", ("gradient_of_kl",), {"gradient_of_kl"}),

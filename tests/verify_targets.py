@@ -148,6 +148,14 @@ def desirable_twice(logp, ref_logp, desirable, kl_logp, kl_ref_logp):
     return np.mean((1 + desirable) / (1 + np.exp(np.where(desirable > 0, v, -v))))
 
 
+def whitened_pads(x, mask):
+    """Right where something counts."""
+    x = np.where(mask > 0, x, 0)
+    n = max((mask > 0).sum(), 1)
+    centred = x - x.sum() / n
+    return centred / np.sqrt((centred**2 * (mask > 0)).sum() / n + 1e-12)
+
+
 def through_tools(rewards, values, mask, gamma, lam):
     """Masked steps are transitions."""
     out = np.zeros_like(rewards)

@@ -28,6 +28,9 @@ LAWS = (
     Law("compaction", "masks", SEQUENCES, MATH, "both",
         "Moving the tokens that count together, in their order, changes nothing.",
         ROUNDING, "Masked steps in between are taken for transitions, neighbours or positions."),
+    Law("zero_off_mask", "masks", ("gae", "returns", "whiten"), CONTRACT, "value",
+        "Where nothing counts the result is 0.", EXACT,
+        "What was masked before the arithmetic is not masked behind it: a mean was subtracted, or a return carried."),
     # --- batches
     Law("row_permutation", "masks", tuple(f for f in FAMILIES if f not in ("group_advantage",)), MATH, "both",
         "Another order of the rows gives the same loss, and the same results per row in that order.",

@@ -65,6 +65,11 @@ def all_masked(b: Bench, x: Example) -> Parts:
     ]
 
 
+def zero_off_mask(b: Bench, x: Example) -> Parts:
+    out = b.run(x)
+    return [Part("value", np.where(x["mask"] > 0, 0, out.value), 0.0, 0.0, raised=out.raised)]
+
+
 def compaction(b: Bench, x: Example) -> Parts:
     """What is told is the example with holes: without them there is little to get wrong."""
     close, order = moves.compacted(x, b.family)

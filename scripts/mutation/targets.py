@@ -117,7 +117,7 @@ def along_rows() -> dict[str, Wired]:
     def value_loss(values, old_values, returns, mask):
         return value.clipped_value_loss(values, old_values, returns, mask, totals=reduction.totals_of(mask), value_clip=0.2)
 
-    dropped = ("masked_reward_dropped",)
+    dropped = ("masked_reward_dropped", "zero_off_mask")
     zeros = jnp.zeros_like
     returns = {
         "returns": (lambda r, m, g: value.gae(r, zeros(r), m, g, 1.0), dropped),
@@ -135,8 +135,8 @@ def along_rows() -> dict[str, Wired]:
     return {
         **{f"value.{name}": Wired(fn, "returns", claims) for name, (fn, claims) in returns.items()},
         **{f"gae.{name}": Wired(fn, "gae", claims) for name, (fn, claims) in gae.items()},
-        "whiten": Wired(value.whiten, "whiten"),
-        "whiten, eps": Wired(functools.partial(value.whiten, std_eps=1e-4), "whiten"),
+        "whiten": Wired(value.whiten, "whiten", ("zero_off_mask",)),
+        "whiten, eps": Wired(functools.partial(value.whiten, std_eps=1e-4), "whiten", ("zero_off_mask",)),
         "value_loss": Wired(value_loss, "value_loss", ("pessimistic", "half_square", "declared_constants")),
     }
 
