@@ -15,11 +15,11 @@ verdict: those whose results move, the most direct first, at most TARGETS. Where
 rows that reach it agree on corner inputs too, else `unmoved` (a metric, say). `no family`: nothing that a family can ask
 reaches it. `import`: the sources' own checks stop it.
 
-The laws of AFTERWARDS were written when both halves' changes had been read, `mirror` and `zero_off_mask` even to what
-survived of the half set aside: what is killed without these is told apart. It is no experiment of `jaxpt run`, because it needs the modules of mutation/ and
-trains nothing. One line a change, in a fixed random order; a second run goes on where the first one stopped. What is
-hoped for: 0.90, as specification-based tests of whole reinforcement learning are said to reach (Varshosaz et al. 2023,
-Formal Specification and Testing for Reinforcement Learning, ICFP).
+The laws of AFTERWARDS were written when both halves' changes had been read, `mirror` and `zero_off_mask` when it was
+known what survives of the half set aside: what is killed without these is told apart. It is no experiment of `jaxpt run`,
+because it needs the modules of mutation/ and trains nothing. One line a change, in a fixed random order; a second run
+goes on where the first one stopped. What is hoped for: 0.90, as specification-based tests of whole reinforcement learning
+are said to reach (Varshosaz et al. 2023, Formal Specification and Testing for Reinforcement Learning, ICFP).
 """
 
 import argparse
