@@ -71,8 +71,9 @@ LAWS = (
     # --- slopes
     Law("gradient_of_value", "slopes", MOVING, CONTRACT, "both",
         "As one number falls by 0.2 the value changes by a mean slope between the gradients before and behind.",
-        "e^0.2 - 1 of the two, 2e-2 of the steepest gradient", "A branch that does not meet its neighbour, a gradient that is stopped or put "
-        "through by another path, a backward pass of its own."),
+        "e^0.2 - 1 of the two, 2e-2 of the steepest gradient",
+        "A branch that does not meet its neighbour; a gradient that is stopped, put through by another path, or made by "
+        "a backward pass of its own."),
     Law("non_negative", "slopes",
         ("kl", "kl_penalty_loss", "value_loss", "preference", "preference_tokens", "kto", "reward_model"), CONTRACT,
         "value", "It is never below 0.", "64 ulp", "k1, a wrong sign, a term that is no distance."),
@@ -216,7 +217,7 @@ LAWS = (
     Law("sums_to_zero", "advantage", ("group_advantage",), CONTRACT, "value",
         "The advantages of a group of two or more sum to 0.", ROUNDING, "Another baseline than the group's mean."),
     Law("highest_gains", "advantage", ("group_advantage",), CONTRACT, "value",
-        "Where a group's rewards differ the highest has a larger advantage than the lowest.", EXACT,
+        "Where a group's rewards differ the highest has a larger advantage than the lowest.", "1e-9",
         "The signal is lost: a clip, a wrong range, a group that is taken for one without signal."),
     Law("unit_deviation", "advantage", ("group_advantage",), CONTRACT, "value",
         "Where a group's rewards differ the variance of its advantages, over n or over n - 1, is 1.",
