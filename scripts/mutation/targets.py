@@ -54,7 +54,8 @@ def kl() -> dict[str, Wired]:
     gradients = kl.k2_gradient, kl.score_gradient, kl.importance_gradient
     found |= {f"kl.{g.__name__}": Wired(pulled(g, kl.k3), "kl", ("unbiased", "gradient_of_kl")) for g in gradients}
     off_policy = ("gradient_of_kl", "gradient_of_kl_off_policy")
-    return found | {f"kl.{g.__name__}, off-policy": Wired(pulled_off_policy(g, kl.k3), "kl", off_policy) for g in gradients[1:]}
+    return found | {f"kl.{g.__name__}, off-policy": Wired(pulled_off_policy(g, kl.k3), "kl", off_policy)
+                    for g in gradients[1:]}
 
 
 def advantages() -> dict[str, Wired]:
@@ -65,7 +66,10 @@ def advantages() -> dict[str, Wired]:
 
     nothing = ("singleton_zero", "missing_rewards")
     centred = ("sums_to_zero", "scale_equivariance", *nothing)
-    with_length = lambda r, g: adv.less_length_weighted(r, g, length=1.0 + jnp.where(jnp.isfinite(r), r, 0.0) ** 2)  # noqa: E731
+    standardised = ("scale_invariance", "sums_to_zero", *nothing)
+    best = ("leave_one_out_independence", "scale_equivariance", *nothing)
+    length = lambda r: 1.0 + jnp.where(jnp.isfinite(r), r, 0.0) ** 2  # noqa: E731
+    with_length = lambda r, g: adv.less_length_weighted(r, g, length=length(r))  # noqa: E731
     in_parts = lambda r, g: adv.standardised_parts(r, g, parts=jnp.stack([r, jnp.sign(r), r**3], 1))  # noqa: E731
 
     def online_pairs(rewards, group):
@@ -77,15 +81,14 @@ def advantages() -> dict[str, Wired]:
         "above_baseline": (lambda r, g: adv.above_baseline(r, g, baseline=0.0 * r + 0.3), ("missing_rewards",)),
         "centred": (adv.centred, centred),
         "leave_one_out": (adv.leave_one_out, ("leave_one_out_independence", *centred)),
-        "standardised": (adv.standardised, ("scale_invariance", "sums_to_zero", *nothing)),
-        "standardised, ddof 0": (lambda r, g: adv.standardised(r, g, ddof=0.0), ("scale_invariance", "sums_to_zero", *nothing)),
+        "standardised": (adv.standardised, standardised),
+        "standardised, ddof 0": (lambda r, g: adv.standardised(r, g, ddof=0.0), standardised),
         "standardised_parts": (in_parts, nothing), "less_length_weighted": (with_length, nothing),
         "over_mean": (lambda r, g: adv.over_mean(jnp.abs(r), g), ("scale_invariance", *nothing)),
-        "pass_at_k": (lambda r, g: adv.pass_at_k(r, g, k=2.0), ("scale_invariance", "sums_to_zero", *nothing)),
-        "best_of_k": (lambda r, g: adv.best_of_k(r, g, k=2.0), ("leave_one_out_independence", "scale_equivariance", *nothing)),
-        "best_of_3": (lambda r, g: adv.best_of_k(r, g, k=3.0), ("leave_one_out_independence", "scale_equivariance", *nothing)),
+        "pass_at_k": (lambda r, g: adv.pass_at_k(r, g, k=2.0), standardised),
+        "best_of_k": (lambda r, g: adv.best_of_k(r, g, k=2.0), best), "best_of_3": (lambda r, g: adv.best_of_k(r, g, k=3.0), best),
         "exponential": (lambda r, g: adv.exponential(r, g, temperature=1.0, weight_max=20.0), ()),
-        "of keys": (lambda r, g: adv.standardised(r, (g, g)), ("scale_invariance", "sums_to_zero", *nothing)),
+        "of keys": (lambda r, g: adv.standardised(r, (g, g)), standardised),
         "best_and_worst": (online_pairs, ("scale_invariance", "sums_to_zero", "singleton_zero")),
     }
     return {f"advantages.{name}": Wired(fn, "group_advantage", claims) for name, (fn, claims) in fns.items()}
@@ -124,7 +127,8 @@ def along_rows() -> dict[str, Wired]:
         "n_step, all": (lambda r, m, g: value.n_step(r, zeros(r), m, g, 99), dropped),
         "minillm_long_term": (lambda r, m, g: distillation.minillm_long_term(zeros(r), r, m), dropped),
         "potential_based": (lambda r, m, g: shaping.potential_based(r, m, g), dropped),
-        "episodic_novelty": (novelty, dropped), "count_bonus": (counted, dropped), "first_visit_bonus": (first_visits, dropped),
+        "episodic_novelty": (novelty, dropped), "count_bonus": (counted, dropped),
+        "first_visit_bonus": (first_visits, dropped),
     }
     gae = {
         "gae": (value.gae, dropped), "n_step, 1": (lambda r, v, m, g, lam: value.n_step(r, v, m, g, 1), dropped),
@@ -188,8 +192,8 @@ def of_rows() -> dict[str, Wired]:
     from jaxpt.verify import rows
     from jaxpt.verify.matrix import claimable
 
-    more = {"policy_loss": _prepared, "distillation": _of_beta, "length_shaping": _lengths, "reward_pair": _pairs, "reward_ranking": _ranking,
-            "reward_step": _steps, "supervised": _supervised, "unpaired": _unpaired}
+    more = {"policy_loss": _prepared, "distillation": _of_beta, "length_shaping": _lengths, "reward_pair": _pairs,
+            "reward_ranking": _ranking, "reward_step": _steps, "supervised": _supervised, "unpaired": _unpaired}
     found = {}
     for name, row in {**ROWS, **_credits()}.items():
         if "." in name or row.alias_of:
@@ -209,8 +213,9 @@ def _credits() -> dict:
     from jaxpt.objectives.parts import CREDITS
 
     plain = dict(advantage="centred", ratio="none", surrogate="score", reduction="token_mean")
-    return {f"with credit {kind}": compose(f"with credit {kind}", "", **plain, credit=kind, hyper=dict.fromkeys(CREDITS[kind].uses, 1.0))
-            for kind in ("turn", "token", "steps", "channels")}
+    names = {f"with credit {kind}": kind for kind in ("turn", "token", "steps", "channels")}
+    return {name: compose(name, "", **plain, credit=kind, hyper=dict.fromkeys(CREDITS[kind].uses, 1.0))
+            for name, kind in names.items()}
 
 
 def _loss(row, **batch):
@@ -227,7 +232,8 @@ def _prepared(row) -> dict[str, Wired]:
     def made(reward, mask, group, *, process=None, values=None, turns=1, **constants):
         tokens = jnp.zeros(mask.shape, jnp.int32)
         traj = bare_trajectory(tokens, mask > 0, reward=reward, group=group, old_logp=jnp.where(mask > 0, -1.0, 0.0))
-        traj = traj._replace(parts=jnp.stack([reward, jnp.sign(reward)], 1), turn=tokens + jnp.arange(mask.shape[1])[None] // turns)
+        turn = tokens + jnp.arange(mask.shape[1])[None] // turns
+        traj = traj._replace(parts=jnp.stack([reward, jnp.sign(reward)], 1), turn=turn)
         zeros = jnp.zeros(mask.shape)
         given = {"ref_logp": zeros - 1.0, "sampler_logp": zeros - 1.0, "anchor": traj.turn, "baseline": 0 * reward + 0.3}
         out = row.prepare(traj, process=process, values=zeros if values is None else values, **given, **constants)
@@ -259,7 +265,8 @@ def _of_beta(row) -> dict[str, Wired]:
         batch = {"student_logits": student_logits, "teacher_logits": teacher_logits, "mask": mask}
         return row.loss(**batch, **row.prepare(batch), beta=beta)
 
-    return {"of any beta": Wired(f, "distillation", ("generalised_jsd",) * (row.name == "jsd"))} if "beta" in row.hyper else {}
+    stated = ("generalised_jsd",) * (row.name == "jsd")
+    return {"of any beta": Wired(f, "distillation", stated)} if "beta" in row.hyper else {}
 
 
 def _lengths(row) -> dict[str, Wired]:
@@ -274,7 +281,8 @@ def _lengths(row) -> dict[str, Wired]:
 
         return f
 
-    return {"of right answers": Wired(added(1.0), "length_shaping"), "of wrong answers": Wired(added(0.0), "length_shaping")}
+    return {"of right answers": Wired(added(1.0), "length_shaping"),
+            "of wrong answers": Wired(added(0.0), "length_shaping")}
 
 
 def _pairs(row) -> dict[str, Wired]:
@@ -302,7 +310,8 @@ def _steps(row) -> dict[str, Wired]:
     def f(label):
         return lambda v, old, r, mask: _loss(row, scores=v, labels=label(r), mask=mask)
 
-    labels = {"labels between 0 and 1": jax.nn.sigmoid, "labels of 0 and 1": lambda r: 1.0 * (r > 0), "any labels": lambda r: r}
+    labels = {"labels between 0 and 1": jax.nn.sigmoid, "labels of 0 and 1": lambda r: 1.0 * (r > 0),
+              "any labels": lambda r: r}
     return {name: Wired(f(label), "value_loss", ("declared_constants",)) for name, label in labels.items()}
 
 
