@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxpt.models import LoraConfig, ModelConfig, make_model
-from jaxpt.models.counts import dot_flops, extend_flops, forward_flops, param_counts
+from jaxpt.models import LoraConfig, ModelConfig, MoeConfig, make_model
+from jaxpt.models.counts import active_params, dot_flops, extend_flops, forward_flops, param_counts
 
 M, N, K = 3, 5, 7
 a, b = jax.ShapeDtypeStruct((M, K), jnp.float32), jax.ShapeDtypeStruct((K, N), jnp.float32)
@@ -49,7 +49,12 @@ def test_param_counts_equal_the_hand_formula(cfg):
     assert counted == {"total": rest + embedding, "embedding": embedding, "non_embedding": rest}
 
 
-@pytest.mark.parametrize("more", [{}, {"lora": LoraConfig(rank=3, targets="attention")}])
+FINE = {"latent_query": 3, "d_rope": 2, "d_value": 5, "d_head": 6, "moe": MoeConfig(experts=4, d_ff=6, shared=1, first=1)}
+
+
+@pytest.mark.parametrize("more", [
+    {}, {"lora": LoraConfig(rank=3, targets="attention")}, FINE, FINE | {"lora": LoraConfig(rank=3, kind="dora")},
+])
 def test_latent_attention_is_counted(more):
     cfg = ModelConfig(vocab=10, d_model=8, n_layers=2, n_heads=2, latent=5, **more)
     model = make_model(cfg)
@@ -58,6 +63,14 @@ def test_latent_attention_is_counted(more):
     assert dot_flops(model.forward, params, tokens) == forward_flops(cfg, 3, 7)
     cache, length = jax.eval_shape(lambda: model.cache(3, 9)), jax.ShapeDtypeStruct((3,), jnp.int32)
     assert dot_flops(model.extend, params, one, cache, length) == extend_flops(cfg, 3, 1, 9)
+
+
+def test_experts_that_begin_later_are_counted_where_they_are():
+    cfg = ModelConfig(vocab=10, d_model=8, n_layers=3, n_heads=2, latent=5, **FINE)
+    params = jax.eval_shape(make_model(cfg).init, jax.random.key(0))
+    parts = [set(params[f"layer_{i}"]) - {"attn", "attn_norm", "mlp_norm"} for i in range(3)]
+    assert parts == [{"mlp"}, {"moe"}, {"moe"}]
+    assert param_counts(params)["total"] - active_params(params, cfg) == 2 * (4 - 2) * 3 * 8 * 6
 
 
 def test_hand_counted_model():

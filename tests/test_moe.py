@@ -10,6 +10,7 @@ import pytest
 
 from jaxpt.models import LoraConfig, ModelConfig, MoeConfig, fine_grained, make_model, stack_layers
 from jaxpt.models.counts import active_flops, active_params, dot_flops, extend_flops, forward_flops, param_counts
+from jaxpt.train.experts import rebalanced
 
 B, T = 4, 8
 MODEL = ModelConfig(vocab=11, d_model=16, n_heads=2, n_layers=1, d_ff=24)
@@ -199,3 +200,29 @@ def test_bad_combinations_are_named():
         fine_grained(MOE, 12, 7)
     with pytest.raises(ValueError, match="routing: got routes, expected nothing for a model without experts"):
         make_model(MODEL).forward({}, TOKENS, routing={"routes": 0})
+
+
+def test_experts_may_begin_at_a_later_layer():
+    """Their measures, routes and biases are those of the layers that have experts; a replayed choice is the same pass."""
+    cfg = replace(MODEL, n_layers=3, moe=replace(VARIANTS["deepseek"], first=1))
+    model = make_model(cfg)
+    params = jax.jit(model.init)(jax.random.key(0))
+    assert "mlp" in params["layer_0"] and "moe" in params["layer_1"]
+    forward = jax.jit(lambda params, routing: model.forward(params, TOKENS, routing=routing))
+    hidden, aux = forward(params, {"key": jax.random.key(1), "jitter": 0.0})
+    assert {len(x) for x in aux.values()} == {2}
+    again, _ = forward(params, {"routes": aux["routes"], "bias": jnp.zeros((2, 6))})
+    np.testing.assert_allclose(again, hidden, atol=1e-5)
+    other, _ = forward(params, {"routes": (aux["routes"] + 1) % 6, "bias": jnp.zeros((2, 6))})
+    assert not np.allclose(other, hidden, atol=1e-3)
+    load = jnp.arange(12.0).reshape(2, 6)
+    moved = rebalanced(cfg, params, {"router_load": (7 * load, jnp.float32(7))}, {"bias_rate": 0.5})
+    for layer in (1, 2):
+        np.testing.assert_array_equal(moved[f"layer_{layer}"]["moe"]["bias"], [0.5] * 3 + [-0.5] * 3)
+    assert moved["layer_0"] is params["layer_0"]
+
+
+@pytest.mark.parametrize("more", [{"scan": True}, {"loops": 2}, {"n_layers": 1}])
+def test_where_experts_cannot_begin_later(more):
+    with pytest.raises(ValueError, match="ModelConfig.moe is .*: expected first = 0, or"):
+        replace(TWO, moe=replace(MOE, first=1), **more)

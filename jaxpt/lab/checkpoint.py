@@ -7,7 +7,7 @@ under another name beside its place and renamed when it is whole. Layouts: jaxpt
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,8 @@ from jaxpt.lab import safetensors
 from jaxpt.lab.errors import UserError
 from jaxpt.lab.store import TEMPORARY
 from jaxpt.models import ModelConfig
-from jaxpt.models.layouts import FLOATS, agree, config_of, json_of, layout_of, params_of, tensors_of
+from jaxpt.models.layouts import agree, config_of, json_of, layout_of
+from jaxpt.models.tensors import FLOATS, params_of, tensors_of
 from jaxpt.types import Params
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -36,29 +37,38 @@ class Checkpoint(NamedTuple):
     config: dict[str, Any]  # config.json as it stands there
     cfg: ModelConfig
     params: Params  # float32
-    dtype: str  # of the first tensor on disk
+    dtypes: Mapping[str, str]  # of the tensors on disk
+
+
+def read_config(path: str | Path) -> tuple[dict[str, Any], ModelConfig]:
+    """A folder's config.json and the model that it describes; its weights are not looked at. UserError as `read`."""
+    folder = Path(path).expanduser()
+    config = _json(folder, "config.json")
+    try:
+        return config, config_of(config)
+    except ValueError as error:
+        raise UserError(f"{folder}: {error}") from None
 
 
 def read(path: str | Path) -> Checkpoint:
     """The model in a folder. UserError, in one sentence, where it is not whole or not of a known layout."""
     folder = Path(path).expanduser()
-    config = _json(folder, "config.json")
+    config, cfg = read_config(folder)
+    tensors = _tensors(folder)
     try:
-        kind, cfg = layout_of(config), config_of(config)
-        tensors = _tensors(folder)
-        params = params_of(cfg, kind, tensors)
+        params = params_of(cfg, layout_of(config), tensors)
     except ValueError as error:
         raise UserError(f"{folder}: {error}") from None
-    dtype = str(next(iter(tensors.values())).dtype)
-    return Checkpoint(folder, config, cfg, jax.tree.map(jnp.asarray, params), dtype)
+    dtypes = {name: str(tensor.dtype) for name, tensor in tensors.items()}
+    return Checkpoint(folder, config, cfg, jax.tree.map(jnp.asarray, params), dtypes)
 
 
 def write(path: str | Path, cfg: ModelConfig, params: Params, *, like: Checkpoint | None = None, dtype: str | None = None,
           context: int = 2048, shard: int = SHARD) -> None:
     """A new folder that transformers loads; adapters are merged.
 
-    like: a folder that was read; its config.json, its dtype (unless another is given) and its tokenizer are kept. Without
-    it config.json is made of `cfg`, for rows of at most `context` tokens, and weights are float32.
+    like: a folder that was read; its config.json, its dtypes (unless one is given) and its tokenizer are kept. Without it
+    config.json is made of `cfg`, for rows of at most `context` tokens, and weights are float32 unless said otherwise.
     shard: bytes that a file of weights has at most, unless a single tensor is larger.
     UserError where the place is taken, cannot be written, or no layout holds the model.
     """
@@ -67,20 +77,21 @@ def write(path: str | Path, cfg: ModelConfig, params: Params, *, like: Checkpoin
         agree(cfg, config)
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None
-    dtype = dtype or ("float32" if like is None else like.dtype)
-    if dtype not in FLOATS:
+    if dtype not in (None, *FLOATS):
         raise UserError(f"{path}: dtype {dtype!r}: expected {' or '.join(FLOATS)}.")
-    named = {key: dtype for key in ("dtype", "torch_dtype") if key in config} or {"torch_dtype": dtype}
+    if like is None or dtype is not None:
+        name = "dtype" if "dtype" in config else "torch_dtype"
+        config = config | {name: dtype or "float32"}
     tensors = tensors_of(cfg, layout_of(config), params)
-    files: dict[str, Any] = {"config.json": config | named}
+    dtypes = like.dtypes if like is not None and dtype is None else dict.fromkeys(tensors, dtype or "float32")
     copied = () if like is None else [file for name in COMPANIONS if (file := like.folder / name).is_file()]
-    write_folder(path, files, tensors, dtype, copied, shard)
+    write_folder(path, {"config.json": config}, tensors, dtypes, copied, shard)
 
 
-def write_folder(path: str | Path, files: Mapping[str, Any], tensors: Mapping[str, np.ndarray], dtype: str,
-                 copied: tuple[Path, ...] | list[Path] = (), shard: int = SHARD) -> None:
-    """JSON files by name, weights, and copies of files: all of it or, with a UserError, nothing."""
-    folder = Path(path).expanduser()
+def write_folder(path: str | Path, files: Mapping[str, Any], tensors: Mapping[str, np.ndarray], dtypes: Mapping[str, str],
+                 copied: Sequence[Path] = (), shard: int = SHARD) -> None:
+    """JSON files by name, weights as dtypes by name, and copies of files: all of it or, with a UserError, nothing."""
+    folder = Path(path).expanduser().absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} is there already: expected the name of a new folder.")
     aside = folder.with_name(f"{TEMPORARY}{os.getpid()}-{folder.name}")
@@ -90,7 +101,7 @@ def write_folder(path: str | Path, files: Mapping[str, Any], tensors: Mapping[st
             shutil.copyfile(file, aside / file.name)
         for name, value in files.items():
             (aside / name).write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        _write_weights(aside, tensors, dtype, shard)
+        _write_weights(aside, tensors, dtypes, shard)
         os.replace(aside, folder)
     except OSError as error:
         raise UserError(f"cannot write {folder}: {error.strerror or error}; nothing is left of it.") from None
@@ -98,25 +109,24 @@ def write_folder(path: str | Path, files: Mapping[str, Any], tensors: Mapping[st
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _write_weights(folder: Path, tensors: Mapping[str, np.ndarray], dtype: str, shard: int) -> None:
-    width = np.dtype(safetensors.TYPES[safetensors.NAMES[dtype]]).itemsize
+def _write_weights(folder: Path, tensors: Mapping[str, np.ndarray], dtypes: Mapping[str, str], shard: int) -> None:
+    sizes = {name: tensor.size * np.dtype(dtypes[name]).itemsize for name, tensor in tensors.items()}
     shards: list[dict[str, np.ndarray]] = [{}]
     room = shard
     for name, tensor in tensors.items():
-        if shards[-1] and tensor.size * width > room:
+        if shards[-1] and sizes[name] > room:
             shards.append({})
             room = shard
         shards[-1][name] = tensor
-        room -= tensor.size * width
+        room -= sizes[name]
     if len(shards) == 1:
-        return safetensors.write(folder / WEIGHTS, tensors, dtype)
+        return safetensors.write(folder / WEIGHTS, tensors, dtypes)
     places = {}
     for number, part in enumerate(shards, 1):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        safetensors.write(folder / file, part, dtype)
+        safetensors.write(folder / file, part, dtypes)
         places |= dict.fromkeys(part, file)
-    size = sum(tensor.size for tensor in tensors.values()) * width
-    index = {"metadata": {"total_size": size}, "weight_map": places}
+    index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": places}
     (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 

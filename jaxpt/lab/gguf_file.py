@@ -14,7 +14,8 @@ import numpy as np
 from jaxpt.lab.checkpoint import write_folder
 from jaxpt.lab.errors import UserError
 from jaxpt.models import ModelConfig
-from jaxpt.models.layouts import check, config_of, pieces
+from jaxpt.models.layouts import config_of
+from jaxpt.models.tensors import check, pieces
 
 WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 OF_LAYERS = {
@@ -56,7 +57,7 @@ def convert(source: str, target: str | Path) -> ModelConfig:
         for part, heads in (("q_proj", cfg.n_heads), ("k_proj", cfg.kv_heads)):
             if part in name:
                 weights[name] = _halves(weights[name], heads)
-    write_folder(target, files, weights, "float32")
+    write_folder(target, files, weights, dict.fromkeys(weights, "float32"))
     return cfg
 
 

@@ -38,20 +38,19 @@ def read(path: Path) -> dict[str, np.ndarray]:
         raise UserError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
 
 
-def write(path: Path, tensors: Mapping[str, np.ndarray], dtype: str) -> None:
-    """Writes the tensors one after the other, rounded to a dtype of NAMES. After an OSError the file may be half-written."""
-    kind = np.dtype(TYPES[NAMES[dtype]])
+def write(path: Path, tensors: Mapping[str, np.ndarray], dtypes: Mapping[str, str]) -> None:
+    """Writes the tensors one after the other, rounded to a dtype of NAMES each. After an OSError the file may be half-written."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # without it transformers refuses the file
     end = 0
     for name, tensor in tensors.items():
-        begin, end = end, end + tensor.size * kind.itemsize
-        header[name] = {"dtype": NAMES[dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        begin, end = end, end + tensor.size * np.dtype(dtypes[name]).itemsize
+        header[name] = {"dtype": NAMES[dtypes[name]], "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with open(path, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for tensor in tensors.values():
-            file.write(np.ascontiguousarray(tensor, kind).reshape(-1).view(np.uint8).data)
+        for name, tensor in tensors.items():
+            file.write(np.ascontiguousarray(tensor, dtypes[name]).reshape(-1).view(np.uint8).data)
         file.flush()
         os.fsync(file.fileno())
 

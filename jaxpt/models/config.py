@@ -11,7 +11,7 @@ DISPATCHES = ("dense", "capacity", "blocks", "ragged")
 POOLS = ("batch", "position")
 ADAPTERS = ("lora", "rslora", "dora")
 TARGETS = {  # names of the matrices that get an adapter
-    "attention": ("qkv", "query", "narrow", "widen", "out"),
+    "attention": ("qkv", "query", "narrow_query", "narrow", "widen", "out"),
     "mlp": ("gate_up", "down", "shared_gate_up", "shared_down"),
 }
 TARGETS["layers"] = (*TARGETS["attention"], "router", *TARGETS["mlp"])
@@ -36,6 +36,7 @@ class MoeConfig:
     top_groups: int = 1
     dispatch: str = "blocks"  # ops.dispatch
     capacity: float = 1.25  # of dispatch capacity: an expert's places over its fair share. Decoding never drops
+    first: int = 0  # layers before the first with experts, which keep SwiGLU
     pool: str = "batch"  # of expert choice: whom a token competes with; "position": those at its index in other rows
 
     def __post_init__(self):
@@ -44,6 +45,7 @@ class MoeConfig:
         _check(self.experts >= 2, self, "experts", "at least 2")
         _check(self.top_k <= self.experts, self, "top_k", f"at most experts ({self.experts})")
         _check(self.d_ff is None or self.d_ff >= 1, self, "d_ff", "at least 1")
+        _check(self.first >= 0, self, "first", "at least 0")
         _check(0 <= self.shared <= self.experts, self, "shared", f"a number from 0 to experts ({self.experts})")
         for field, choices in (("choice", CHOICES), ("score", tuple(SCORES)), ("dispatch", DISPATCHES), ("pool", POOLS)):
             _check(getattr(self, field) in choices, self, field, " or ".join(map(repr, choices)))
@@ -130,6 +132,9 @@ class ModelConfig:
     window: int | None = None  # a token sees itself and so many less one before it (Beltagy et al. 2020, arXiv:2004.05150)
     softcap: float | None = None  # scores s become c tanh(s / c) (Gemma 2, arXiv:2408.00118, section 2)
     latent: int | None = None  # width of what latent attention caches (models.transformer); None: keys and values
+    latent_query: int | None = None  # width that latent attention makes its queries of; None: the model's
+    d_rope: int | None = None  # entries of a head beside its d_head that know positions, in latent attention; None: half of it
+    d_value: int | None = None  # entries of a head's value in latent attention; None: d_head
     parallel: bool = False  # attention and the feed-forward part of a layer read the same norm (PaLM, arXiv:2204.02311)
 
     def __post_init__(self):
@@ -149,18 +154,33 @@ class ModelConfig:
         if self.latent is not None:
             _check(self.latent >= 1, self, "latent", "at least 1")
             plain = self.n_kv_heads is None and not self.qk_norm and not self.qkv_bias
-            _check(self.head_dim % 4 == 0 and plain, self, "latent",
+            _check(self.d_rope is None or self.d_rope % 2 == 0, self, "d_rope", "an even number")
+            _check(self.rope_dim % 2 == 0 and plain, self, "latent",
                    "None where heads are no multiple of 4 wide, share keys, are shifted or are normalised")
+        for field in ("latent_query", "d_rope", "d_value"):
+            value = getattr(self, field)
+            _check(value is None or value >= 1 and self.latent is not None, self, field, "at least 1, and None without latent")
         _check(self.softcap is None or self.softcap > 0, self, "softcap", "a positive number")
         if self.moe is not None:
             _check(self.moe.d_ff is not None or self.ff % self.moe.top_k == 0, self, "moe",
                    f"a top_k that divides d_ff ({self.ff}), or a d_ff of its own")
             _check(self.moe.dispatch != "ragged" or self.dots == "float32" and self.lora is None, self, "moe",
                    "a dispatch other than 'ragged' with bfloat16 dots or adapters")
+            _check(self.moe.first == 0 or self.moe.first < self.n_layers and not self.scan and self.loops == 1, self, "moe",
+                   f"first = 0, or with unrolled layers that are gone through once one below n_layers ({self.n_layers})")
 
     @property
     def head_dim(self) -> int:
         return self.d_model // self.n_heads if self.d_head is None else self.d_head
+
+    @property
+    def rope_dim(self) -> int:
+        """Of a head: entries that know positions in latent attention."""
+        return self.head_dim // 2 if self.d_rope is None else self.d_rope
+
+    @property
+    def value_dim(self) -> int:
+        return self.head_dim if self.d_value is None else self.d_value
 
     @property
     def kv_heads(self) -> int:
@@ -174,6 +194,11 @@ class ModelConfig:
     def depth(self) -> int:
         """Layers that a token goes through."""
         return self.n_layers * self.loops
+
+    @property
+    def dense_layers(self) -> int:
+        """Layers before the first with experts; without any, 0."""
+        return 0 if self.moe is None else self.moe.first
 
     @property
     def expert_ff(self) -> int:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -31,7 +32,7 @@ def active_params(params: Params, cfg: ModelConfig) -> int:
     if cfg.moe is None:
         return total
     idle = cfg.moe.experts - cfg.moe.top_k
-    return total - cfg.n_layers * idle * 3 * cfg.d_model * cfg.expert_ff
+    return total - (cfg.n_layers - cfg.dense_layers) * idle * 3 * cfg.d_model * cfg.expert_ff
 
 
 def forward_flops(cfg: ModelConfig, batch: int, seq: int) -> int:
@@ -54,25 +55,26 @@ def active_flops(cfg: ModelConfig, batch: int, seq: int) -> int:
 
 def _flops(cfg: ModelConfig, batch: int, new: int, size: int, expert_rows: int) -> int:
     """expert_rows: rows of the routed experts' products, in each layer."""
-    rows = batch * new
-    matrices = _matrices(cfg, rows, batch * size, expert_rows)
-    products = cfg.depth * sum(n * i * o for n, _, i, o in matrices.values())
-    widths = 2 * cfg.head_dim + (cfg.head_dim // 2 if cfg.latent is not None else 0)  # of a key and of a value
+    rows, first = batch * new, cfg.dense_layers
+    layers = [_matrices(replace(cfg, moe=None), rows, batch * size, 0)] * first
+    layers += [_matrices(cfg, rows, batch * size, expert_rows)] * (cfg.n_layers - first)
+    products = cfg.loops * sum(n * i * o for matrices in layers for n, _, i, o in matrices.values())
+    widths = 2 * cfg.head_dim if cfg.latent is None else cfg.head_dim + cfg.rope_dim + cfg.value_dim  # key and value
     attention = cfg.depth * rows * size * cfg.n_heads * widths
-    return 2 * (products + attention + _adapter_products(cfg, rows, matrices))
+    return 2 * (products + attention + _adapter_products(cfg, rows, layers))
 
 
 def _matrices(cfg: ModelConfig, rows: int, slots: int, expert_rows: int) -> dict[str, tuple[int, int, int, int]]:
     """A layer's matrices: name -> (rows that go through, number of them, inputs, outputs). slots: of all rows' caches."""
     D, H, G, K, F = cfg.d_model, cfg.n_heads, cfg.kv_heads, cfg.head_dim, cfg.ff
-    found = {"out": (rows, 1, H * K, D)}
     if cfg.latent is None:
-        found["qkv"] = (rows, 1, D, (H + 2 * G) * K)
+        found = {"qkv": (rows, 1, D, (H + 2 * G) * K), "out": (rows, 1, H * K, D)}
     else:
-        R, turned = cfg.latent, K // 2
-        found |= {
-            "query": (rows, 1, D, H * (K + turned)), "narrow": (rows, 1, D, R + turned), "widen": (slots, 1, R, 2 * H * K),
-        }
+        R, P, V, Q = cfg.latent, cfg.rope_dim, cfg.value_dim, cfg.latent_query
+        found = {
+            "query": (rows, 1, Q or D, H * (K + P)), "narrow": (rows, 1, D, R + P), "widen": (slots, 1, R, H * (K + V)),
+            "out": (rows, 1, H * V, D),
+        } | ({"narrow_query": (rows, 1, D, Q)} if Q else {})
     if cfg.moe is None:
         return found | {"gate_up": (rows, 1, D, 2 * F), "down": (rows, 1, F, D)}
     E, F = cfg.moe.experts, cfg.expert_ff
@@ -84,19 +86,19 @@ def _matrices(cfg: ModelConfig, rows: int, slots: int, expert_rows: int) -> dict
     return found
 
 
-def _adapter_products(cfg: ModelConfig, rows: int, matrices: dict[str, tuple[int, int, int, int]]) -> int:
+def _adapter_products(cfg: ModelConfig, rows: int, layers: list[dict[str, tuple[int, int, int, int]]]) -> int:
     """x a and then b, on every pass through a matrix; for dora also the lengths of its columns, once."""
     if cfg.lora is None:
         return 0
     r, targets = cfg.lora.rank, TARGETS[cfg.lora.targets]
-    chosen = [matrix for name, matrix in matrices.items() if name in targets]
-    passes = cfg.depth * sum(n * r * (i + o) for n, _, i, o in chosen)
+    chosen = [matrix for matrices in layers for name, matrix in matrices.items() if name in targets]
+    passes = cfg.loops * sum(n * r * (i + o) for n, _, i, o in chosen)
     tables = [(1, cfg.vocab, cfg.d_model)] + [(1, cfg.d_model, cfg.vocab)] * (not cfg.tied) if "embed" in targets else []
     if tables:
         passes += rows * r * cfg.d_model  # looked up, not multiplied, by the first of the two
     if cfg.lora.kind != "dora":
         return passes
-    shapes = cfg.n_layers * [matrix[1:] for matrix in chosen] + tables
+    shapes = [matrix[1:] for matrix in chosen] + tables
     return passes + sum(number * (r * i * o + r * r * (i + o)) for number, i, o in shapes)
 
 

@@ -16,7 +16,7 @@ from jaxpt.types import Array, Key, Params
 
 Cache = tuple[LayerCache, ...]  # one (k, v) per layer gone through, rows first
 ADAPTER = 2**31 - 2  # what the key is folded with for adapters, so that a base starts as it does without them
-PER_LAYER = ("alive", "routes", "bias")  # of `routing`, with a leading axis for layers; the key is split over them
+PER_LAYER = ("alive", "routes", "bias")  # of `routing`, with a leading axis for layers with experts; so is the key split
 
 
 class Model(NamedTuple):
@@ -33,7 +33,7 @@ class Model(NamedTuple):
         routing: a dict that experts are told, see models.moe
         latent ([B,T,D], [B,T] bool): inputs that replace tokens' embeddings where True, for thoughts that are
         never put into words (Hao et al. 2024, arXiv:2412.06769)
-        aux: what layers measured on the way, each [L, ...] (models.moe; nothing, in a dense model)
+        aux: what layers with experts measured on the way, each [L, ...] (models.moe; nothing, in a dense model)
     unembed(params) -> W [D,V]
     extend(params, tokens [B,k], cache, length [B]) -> (hidden [B,k,D], cache)
         row b's tokens stand at positions length[b] ... length[b]+k-1. k = 1 decodes, k = the prompt's
@@ -99,7 +99,7 @@ def make_model(cfg: ModelConfig) -> Model:
         empty = jnp.zeros((batch, cfg.kv_heads, size, cfg.head_dim))
         one = (empty, empty)
         if cfg.latent is not None:
-            one = tuple(jnp.zeros((batch, 1, size, width)) for width in (cfg.latent, cfg.head_dim // 2))
+            one = tuple(jnp.zeros((batch, 1, size, width)) for width in (cfg.latent, cfg.rope_dim))
         return (tuple(constrained(x, ROWS, heads_axis(x.shape[1])) for x in one),) * cfg.depth
 
     return Model(init, forward, unembed, extend, cache, begin)
@@ -114,7 +114,7 @@ def _told(cfg: ModelConfig, tokens: Array, positions: Array, counts: Array, rout
     own = {name: x for name, x in routing.items() if name in PER_LAYER}
     told = {name: x for name, x in routing.items() if name not in (*PER_LAYER, "key")}
     if "key" in routing:
-        own["key"] = jax.random.split(routing["key"], cfg.depth)
+        own["key"] = jax.random.split(routing["key"], cfg.depth - cfg.dense_layers)
     return {**told, "tokens": tokens, "positions": positions, "mask": counts}, own
 
 

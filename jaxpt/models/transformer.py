@@ -9,6 +9,8 @@ deviation 1 at every width. Norm scales start at 1, biases (of queries, keys
 and values, where a config asks for them) at 0.
 """
 
+from dataclasses import replace
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -79,8 +81,8 @@ class LatentAttention(nn.Module):
     """Keys and values of all heads are made of one narrow vector per token, and that is what the cache keeps (multi-head
     latent attention, DeepSeek-V2, arXiv:2405.04434, section 2.1).
 
-    A head's query and key have K entries without positions and K/2 with; the latter part of the key is one for all heads.
-    The cache: the normalised latent [B,1,S,R] and that part [B,1,S,K/2].
+    A head's query and key have K entries without positions and P with; the latter part of the key is one for all heads.
+    Queries may be made of a narrow vector too. The cache: the normalised latent [B,1,S,R] and that part [B,1,S,P].
     """
 
     cfg: ModelConfig
@@ -88,23 +90,29 @@ class LatentAttention(nn.Module):
     @nn.compact
     def __call__(self, x, positions, mask, cache):
         cfg = self.cfg
-        (B, T, D), H, K, R = x.shape, cfg.n_heads, cfg.head_dim, cfg.latent
-        query = matrix(self, "query", normal(D), (D, H * (K + K // 2)))
-        narrow = matrix(self, "narrow", normal(D), (D, R + K // 2))
-        widen = matrix(self, "widen", normal(R), (R, 2 * H * K))
-        out = matrix(self, "out", normal(H * K, (2 * cfg.depth) ** -0.5), (H * K, D))
+        (B, T, D), H, K, R, P, V = x.shape, cfg.n_heads, cfg.head_dim, cfg.latent, cfg.rope_dim, cfg.value_dim
+        Q = D if cfg.latent_query is None else cfg.latent_query
+        query = matrix(self, "query", normal(Q), (Q, H * (K + P)))
+        narrow = matrix(self, "narrow", normal(D), (D, R + P))
+        widen = matrix(self, "widen", normal(R), (R, H * (K + V)))
+        out = matrix(self, "out", normal(H * V, (2 * cfg.depth) ** -0.5), (H * V, D))
 
-        q, q_turned = jnp.split(dot("btd,df->btf", x, query, cfg.dots).reshape(B, T, H, K + K // 2), [K], axis=-1)
+        asking = x
+        if cfg.latent_query is not None:
+            asking = dot("btd,df->btf", x, matrix(self, "narrow_query", normal(D), (D, Q)), cfg.dots)
+            asking = RMSNorm(cfg.norm_eps, name="query_norm")(asking)
+        q, q_turned = jnp.split(dot("btd,df->btf", asking, query, cfg.dots).reshape(B, T, H, K + P), [K], axis=-1)
         latent, k_turned = jnp.split(dot("btd,df->btf", x, narrow, cfg.dots), [R], axis=-1)
         latent = RMSNorm(cfg.norm_eps, name="latent_norm")(latent)
         q_turned, k_turned = (turned(a, positions, cfg) for a in (q_turned, k_turned[:, :, None]))
         if cache is not None:
             cache = write(cache[0], latent[:, :, None], positions), write(cache[1], k_turned, positions)
             latent, k_turned = cache[0][:, 0], jnp.swapaxes(cache[1], 1, 2)
-        k, v = jnp.split(dot("btd,df->btf", latent, widen, cfg.dots).reshape(B, -1, 2 * H, K), 2, axis=2)
-        k = jnp.concatenate([k, jnp.broadcast_to(k_turned, (*k.shape[:3], K // 2))], axis=-1)
+        k, v = jnp.split(dot("btd,df->btf", latent, widen, cfg.dots), [H * K], axis=-1)
+        k, v = k.reshape(B, -1, H, K), v.reshape(B, -1, H, V)
+        k = jnp.concatenate([k, jnp.broadcast_to(k_turned, (*k.shape[:3], P))], axis=-1)
         y = attention(jnp.concatenate([q, q_turned], axis=-1), k, v, mask, cfg.dots, cfg.softcap)
-        return dot("btf,fd->btd", y.reshape(B, T, H * K), out, cfg.dots), cache
+        return dot("btf,fd->btd", y.reshape(B, T, H * V), out, cfg.dots), cache
 
 
 def write(cache: Array, new: Array, positions: Array) -> Array:
@@ -137,7 +145,8 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """tokens [B,T] -> hidden [B,T,D] after the final norm, the caches when they were given, and each layer's aux.
 
-    told, own: what experts are told (models.moe), alike for all layers, and with a leading axis for the layers gone through.
+    told, own: what experts are told (models.moe), alike for all layers, and with a leading axis for the layers with experts
+    that are gone through.
     latent [B,T,D] and seen [B,T] bool: where seen, the input is `latent` and not the token's embedding.
     """
 
@@ -166,16 +175,18 @@ class Transformer(nn.Module):
 
 
 def unrolled(cfg, block):
-    blocks = [block(cfg, name=f"layer_{i}") for i in range(cfg.n_layers)]
+    first, dense = cfg.dense_layers, replace(cfg, moe=None)
+    blocks = [block(dense if i < first else cfg, name=f"layer_{i}") for i in range(cfg.n_layers)]
 
     def layers(x, positions, mask, caches, told, own):
         new, aux = [], []
         for i, layer in enumerate(blocks):
-            cache, mine = None if caches is None else caches[i], jax.tree.map(lambda a: a[i], own)
+            cache = None if caches is None else caches[i]
+            mine = {} if i < first else jax.tree.map(lambda a: a[i - first], own)
             x, (cache, measured) = layer(x, positions, mask, cache, told, mine)
             new.append(cache)
             aux.append(measured)
-        return x, new, jax.tree.map(lambda *a: jnp.stack(a), *aux)
+        return x, new, jax.tree.map(lambda *a: jnp.stack(a), *aux[first:])
 
     return layers
 

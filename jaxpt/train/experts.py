@@ -87,8 +87,8 @@ def rebalanced(cfg: ModelConfig, params: Params, metrics: Metrics, hyper: Mappin
     if "lora" in params:
         return params | {"base": rebalanced(cfg, params["base"], metrics, hyper)}
     load, tokens = metrics["router_load"]
-    load = _of_layers(load / jnp.maximum(tokens, 1), cfg.n_layers)
-    names = ["layers"] if cfg.scan else [f"layer_{i}" for i in range(cfg.n_layers)]
+    load = _of_layers(load / jnp.maximum(tokens, 1), cfg.n_layers - cfg.dense_layers)
+    names = ["layers"] if cfg.scan else [f"layer_{i}" for i in range(cfg.dense_layers, cfg.n_layers)]
     new = {}
     for name, own in zip(names, [load] if cfg.scan else load, strict=True):
         moe = params[name]["moe"]

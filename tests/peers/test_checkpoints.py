@@ -17,6 +17,9 @@ SMALL = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidd
          "num_key_value_heads": 2, "max_position_embeddings": 64, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 16}
+DEEPSEEK = {"kv_lora_rank": 24, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10, "num_key_value_heads": 4,
+            "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_shared_experts": 2, "n_group": 3,
+            "topk_group": 2, "routed_scaling_factor": 1.7, "first_k_dense_replace": 1}
 FOLDERS = {  # name -> model_type and what config.json says besides SMALL
     "llama": ("llama", {"rms_norm_eps": 1e-5}),
     "llama, tied, slow pairs": ("llama", {"tie_word_embeddings": True, "rope_parameters": LLAMA3}),
@@ -29,6 +32,9 @@ FOLDERS = {  # name -> model_type and what config.json says besides SMALL
                                 "norm_topk_prob": True}),
     "qwen3_moe, as scored": ("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 24, "head_dim": 8,
                                            "norm_topk_prob": False}),
+    "deepseek_v2": ("deepseek_v2", DEEPSEEK | {"q_lora_rank": None, "topk_method": "greedy", "n_group": 1, "topk_group": 1}),
+    "deepseek_v3": ("deepseek_v3", DEEPSEEK | {"q_lora_rank": 20, "norm_topk_prob": True}),
+    "deepseek_v3, as scored": ("deepseek_v3", DEEPSEEK | {"q_lora_rank": None, "norm_topk_prob": False, "first_k_dense_replace": 0}),
 }
 
 
@@ -43,7 +49,7 @@ def folder(peer, tmp_path_factory):
         config = transformers.AutoConfig.for_model(kind, **SMALL | more, attn_implementation="eager")
         model = transformers.AutoModelForCausalLM.from_config(config)
         with torch.no_grad():
-            for path, weight in model.named_parameters():
+            for path, weight in model.state_dict().items():
                 weight.copy_(torch.randn_like(weight) * 0.2 + (1.0 if "norm" in path else 0.0))
         path = tmp_path_factory.mktemp(kind) / "folder"
         model.to(getattr(torch, dtype)).save_pretrained(path, **options)
@@ -127,6 +133,9 @@ OURS = {
     "qwen3": ModelConfig(vocab=31, d_model=16, n_heads=2, d_head=12, qk_norm=True, lora=LoraConfig(rank=2)),
     "mixtral": ModelConfig(vocab=31, d_model=16, n_heads=2, moe=MoeConfig(experts=4, dispatch="capacity", capacity=4.0)),
     "qwen3_moe": ModelConfig(vocab=31, d_model=16, n_heads=2, qk_norm=True, moe=MoeConfig(experts=4, top_k=1, normalise=False)),
+    "deepseek_v2": ModelConfig(vocab=31, d_model=16, n_heads=2, latent=6, moe=MoeConfig(experts=4, shared=1, normalise=False)),
+    "deepseek_v3": ModelConfig(vocab=31, d_model=16, n_heads=2, latent=6, latent_query=5, d_value=5, d_rope=6, moe=MoeConfig(
+        experts=4, shared=1, score="sigmoid", bias=True, groups=2, top_groups=1, first=1)),
 }
 
 
@@ -152,7 +161,7 @@ def test_files_are_the_librarys(peer, tmp_path):
     draw = np.random.default_rng(0)
     tensors = {"a": draw.normal(size=(3, 4)), "empty": np.zeros((0, 5)), "number": np.array(2.5), "é": draw.normal(size=7)}
     for dtype in ("float32", "float16", "bfloat16"):
-        safetensors.write(tmp_path / "ours", tensors, dtype)
+        safetensors.write(tmp_path / "ours", tensors, dict.fromkeys(tensors, dtype))
         same = partial(torch.testing.assert_close, rtol=0, atol=0)
         found = library.load_file(tmp_path / "ours")
         assert found.keys() == tensors.keys()

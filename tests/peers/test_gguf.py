@@ -11,7 +11,7 @@ from jaxpt.lab import checkpoint, tokenizer
 from jaxpt.lab.errors import UserError
 from jaxpt.lab.gguf_file import convert
 from jaxpt.models import ModelConfig
-from jaxpt.models.layouts import tensors_of
+from jaxpt.models.tensors import tensors_of
 
 pytestmark = pytest.mark.peers
 CFG = ModelConfig(vocab=320, d_model=64, n_heads=4, n_kv_heads=2, d_ff=96, norm_eps=1e-5, rope_theta=5e4)
