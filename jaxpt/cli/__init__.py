@@ -23,10 +23,12 @@ usage: jaxpt COMMAND ...
   verify TARGET --family F [options]
                                     check anybody's loss, in jax, numpy or torch, against a catalogue of laws
   import SOURCE DIR                 a GGUF file, or smollm2, as a folder that jaxpt and transformers read
+  memory [--mesh data=8,...] [options] [--field value ...]
+                                    bytes per device by part and FLOPs of a training step, before it is run
 
   jaxpt COMMAND --help says more; jaxpt --version prints the version."""
 
-COMMANDS = ("list", "run", "describe", "fit", "verify", "import")
+COMMANDS = ("list", "run", "describe", "fit", "verify", "import", "memory")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,6 +84,8 @@ def _dispatch(words: list[str]) -> int:
         from jaxpt.cli.verify import verify_command as handler
     elif command == "import":
         from jaxpt.cli.imports import import_command as handler
+    elif command == "memory":
+        from jaxpt.cli.memory import memory_command as handler
     else:
         raise UserError(f"command {command!r} is unknown: {expected(command, COMMANDS)}")
     return handler(rest)

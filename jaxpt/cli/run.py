@@ -1,13 +1,12 @@
 """`jaxpt run NAME`: an experiment with live progress, then its claims."""
 
 import contextlib
-import dataclasses
-import io
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from jaxpt.cli.fields import print_fields, read_fields
 from jaxpt.cli.options import Option, help_text, names, split, whole
 from jaxpt.lab.errors import UserError, expected
 
@@ -59,77 +58,14 @@ def _config(name: str, tier: str) -> Any:
 
 
 def _print_fields(name: str, tier: str) -> None:
-    import tyro
-
     config = _config(name, tier)
     print(f"\nFields of {name} with the values of tier {tier}:\n", flush=True)
-    with contextlib.suppress(SystemExit):
-        tyro.cli(type(config), default=config, prog=f"jaxpt run {name}", args=["--help"])
+    print_fields(config, f"jaxpt run {name}")
 
 
 def _overrides(name: str, tier: str, words: list[str]) -> dict[str, Any]:
     """Fields of the experiment's Config that the words change."""
-    default = _config(name, tier)
-    known = _field_flags(default, "--")
-    groups = _groups(words)
-    for group in groups:
-        flag = group[0].partition("=")[0]
-        if flag.replace("_", "-") not in known:
-            hint = expected(flag.replace("_", "-"), [*known, *OPTIONS])
-            raise UserError(f"{'option' if flag.startswith('-') else 'argument'} {flag} is unknown: {hint}")
-    read = _parse(default, words)
-    if read is None:
-        for group in groups:
-            if _parse(default, group) is None:
-                flag, _, value = " ".join(group).replace("=", " ", 1).partition(" ")
-                raise UserError(f"{flag} {value}: {known[flag.replace('_', '-')]} is expected")
-        raise UserError(f"{' '.join(words)}: these fields do not go together")
-    return {name: value for name, value in read.items() if value != getattr(default, name)}
-
-
-def _groups(words: Sequence[str]) -> list[list[str]]:
-    """[--a 1 2 --b] -> [[--a 1 2], [--b]]"""
-    groups: list[list[str]] = []
-    for word in words:
-        if word.startswith("--") or not groups:
-            groups.append([word])
-        else:
-            groups[-1].append(word)
-    return groups
-
-
-def _field_flags(config: Any, prefix: str) -> dict[str, str]:
-    """Every flag of a config, nested ones by dots, with what it takes."""
-    flags: dict[str, str] = {}
-    for f in dataclasses.fields(config):
-        value, name = getattr(config, f.name), f.name.replace("_", "-")
-        if dataclasses.is_dataclass(value):
-            flags |= _field_flags(value, f"{prefix}{name}.")
-        else:
-            kind = f.type if isinstance(f.type, str) else getattr(f.type, "__name__", str(f.type))
-            flags[prefix + name] = f"a value of type {kind} (default {value!r})"
-            if isinstance(value, bool):
-                flags[prefix + name] = f"no value (default {value!r})"
-                flags[f"{prefix}no-{name}"] = f"no value (default {value!r})"
-    return flags
-
-
-def _parse(default: Any, words: Sequence[str]) -> dict[str, Any] | None:
-    """tyro's reading of the words; None where it finds a fault. A config's own ValueError is the user's: tyro
-    would print it in a box, so the fields are read without the checks, which then run once on the whole."""
-    import tyro
-
-    bare = dataclasses.make_dataclass(
-        type(default).__name__, [(f.name, f.type, f) for f in dataclasses.fields(default)], frozen=True,
-        namespace={"__module__": type(default).__module__},
-    )
-    values = {f.name: getattr(default, f.name) for f in dataclasses.fields(default)}
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            read = tyro.cli(bare, default=bare(**values), args=list(words))
-    except SystemExit:
-        return None
-    return {f: getattr(read, f) for f in values}
+    return read_fields(_config(name, tier), words, OPTIONS)
 
 
 @contextlib.contextmanager

@@ -179,5 +179,5 @@ def rounded(cfg: OptimConfig, params: Params) -> Params:
     """Matrices in the type that the model reads; norms' scales, biases and numbers stay as they are."""
     if cfg.weights == "float32":
         return params
-    narrow = lambda path, x: x.astype(cfg.weights) if x.ndim > 1 and path[-1].key not in ("scale", "bias") else x  # noqa: E731
-    return jax.tree.map_with_path(narrow, params)
+    fits = lambda path, x: x.ndim > 1 and not path[-1].key.endswith(("scale", "bias"))  # noqa: E731
+    return jax.tree.map_with_path(lambda path, x: x.astype(cfg.weights) if fits(path, x) else x, params)
