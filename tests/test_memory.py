@@ -120,6 +120,8 @@ def test_help_lists_every_field_of_the_model(capsys):
 
 @pytest.mark.parametrize("words, sentence", [
     (["--mesh", "data=3"], "8 rows do not divide over 3 shards"),
+    (["--mesh", "data=4", "--micro", "2"], "2 rows do not divide over 4 shards"),
+    (["--mesh", "data=2", "--method", "grpo"], "1 rows do not divide over 2 shards"),
     (["--mesh", "data=4,tensr=2"], "--mesh tensr=2: did you mean tensor?"),
     (["--mesh", "data"], "NAME=VALUE is expected"),
     (["--mesh", "data=0"], "a size of at least 1 is expected"),

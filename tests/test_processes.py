@@ -1,4 +1,5 @@
-"""Process agreement: one update in one process on one device, and in two processes of four virtual devices each."""
+"""Process agreement: one update in one process on one device, and in two processes of four virtual devices each; what they
+save together, one process reads onto another mesh and goes on from."""
 
 import os
 import pickle
@@ -11,7 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxpt.lab.mesh_store import load_state, save_state
 from jaxpt.lab.worker import from_leaves, to_leaves
 from jaxpt.models import ModelConfig
 from jaxpt.train import parallel
@@ -20,10 +23,10 @@ from jaxpt.train.optim import OptimConfig
 from jaxpt.train.policy import PolicyConfig, make_policy
 from jaxpt.train.sft import SftConfig, make_sft
 
-PROCESSES, DEVICES_EACH, SECONDS = 2, 4, 240
+PROCESSES, DEVICES_EACH, SECONDS = 2, 4, 400
 ENV = EnvConfig("chain", {"p": 5, "max_level": 2}, (1, 2))
 COMMON = {
-    "env": ENV, "model": ModelConfig(vocab=ENV.make().spec.vocab, d_model=16, n_layers=1, n_heads=2),
+    "env": ENV, "model": ModelConfig(vocab=-(-ENV.make().spec.vocab // 8) * 8, d_model=16, n_layers=1, n_heads=2),
     "optim": OptimConfig(learning_rate=1e-2), "eval": EvalConfig(1, 8),
 }
 PROGRAMS = {
@@ -43,34 +46,46 @@ def as_numpy(state, metrics):
 def child(address: str, index: int, folder: Path) -> None:
     """What process `index` runs: one update of every program, from the states that the parent left."""
     jax.distributed.initialize(address, PROCESSES, index)
-    mesh = parallel.make_mesh()
-    assert (mesh.size, len(jax.local_devices())) == (PROCESSES * DEVICES_EACH, DEVICES_EACH)
+    meshes = {parallel.step_by_jit: parallel.make_mesh(4, tensor=2), parallel.step_by_shard_map: parallel.make_mesh()}
+    assert (len(jax.devices()), len(jax.local_devices())) == (PROCESSES * DEVICES_EACH, DEVICES_EACH)
     leaves = pickle.loads((folder / "states").read_bytes())
     results = {}
     for name, (make, cfg, step_by) in PROGRAMS.items():
         structure = jax.tree.structure(jax.eval_shape(lambda make=make, cfg=cfg: start(make(cfg))))
-        state = parallel.replicate(from_leaves(leaves[name], structure), mesh)
-        results[name] = as_numpy(*step_by(make, cfg, mesh)(state))
+        state, mesh = from_leaves(leaves[name], structure), meshes[step_by]
+        state, metrics = step_by(make, cfg, mesh)(parallel.place(state, mesh))
+        save_state(folder / name, state)
+        everywhere = jax.jit(lambda params: params, out_shardings=NamedSharding(mesh, PartitionSpec()))
+        results[name] = as_numpy({"params": everywhere(state["params"])}, metrics)
     (folder / f"result_{index}").write_bytes(pickle.dumps(results))
 
 
 @pytest.mark.slow
 def test_one_update_agrees_over_two_processes(tmp_path):
-    expected, states = {}, {}
+    expected, later, states = {}, {}, {}
     for name, (make, cfg, _) in PROGRAMS.items():
         program = make(cfg)
         step, state = jax.jit(program.step), start(program)
         for _ in range(3):  # Adam's first update is the gradient's sign, which rounding may flip
             state, _ = step(state)
-        states[name], expected[name] = to_leaves(state), as_numpy(*step(state))
+        states[name] = to_leaves(state)
+        state, metrics = step(state)
+        expected[name], later[name] = as_numpy(state, metrics), as_numpy(*step(state))
     (tmp_path / "states").write_bytes(pickle.dumps(states))
     for results in run_processes(tmp_path):
-        for name, (params, metrics) in expected.items():
-            got_params, got_metrics = results[name]
-            for a, b in zip(params, got_params, strict=True):
-                np.testing.assert_allclose(a, b, atol=1e-5, err_msg=name)
-            for key, value in metrics.items():
-                np.testing.assert_allclose(value, got_metrics[key], rtol=1e-5, atol=1e-5, err_msg=f"{name} {key}")
+        for name in PROGRAMS:
+            agree(expected[name], results[name], name)
+    make, cfg, step_by = PROGRAMS["sft"]
+    mesh = parallel.make_mesh(2, tensor=2)
+    state = load_state(tmp_path / "sft", jax.eval_shape(lambda: start(make(cfg))), mesh)
+    agree(later["sft"], as_numpy(*step_by(make, cfg, mesh)(state)), "from two processes on a mesh of 8 to one on a mesh of 4")
+
+
+def agree(expected, got, what):
+    for a, b in zip(expected[0], got[0], strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5, err_msg=what)
+    for key, value in expected[1].items():
+        np.testing.assert_allclose(value, got[1][key], rtol=1e-5, atol=1e-5, err_msg=f"{what} {key}")
 
 
 def run_processes(folder: Path) -> list[dict]:

@@ -74,8 +74,11 @@ class StepConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
 
     def program(self, shards: int = 1) -> tuple[Callable, Any]:
-        """The maker of the program and its config, as train.parallel takes them. shards: of rows."""
-        check_rows(self.batch, shards)
+        """The maker of the program and its config, as train.parallel takes them. shards: of rows, of which every share and
+        the prompts must have as many each."""
+        prompts = self.batch // self.group if self.method != "sft" else self.batch
+        for rows in (self.batch, self.micro, prompts):
+            check_rows(rows, shards)
         prompt = max(self.length // 2, 1) if self.prompt is None else self.prompt
         if not 1 <= prompt < self.length:
             raise ValueError(f"prompt: got {prompt}, expected at least 1 and less than length = {self.length}")
@@ -87,7 +90,7 @@ class StepConfig:
             return make_sft, SftConfig(**common, batch=self.batch)
         if self.batch % self.group:
             raise ValueError(f"batch: got {self.batch}, expected a multiple of group = {self.group}")
-        cfg = PolicyConfig(**common, prompts=self.batch // self.group, group=self.group, objectives=(self.method,))
+        cfg = PolicyConfig(**common, prompts=prompts, group=self.group, objectives=(self.method,))
         return make_policy, cfg
 
 
