@@ -17,6 +17,7 @@ VARIANTS = {
     "chain s5": make("chain", group="s5", max_level=3, generators=4),
     "chain forced": make("chain", p=5, max_level=3, force="think"),
     "bandit": make("bandit", noise=0.5),
+    "fileops": make("fileops", files=3),
     "tree": make("tree"),
     "tree observed": make("tree", vocab=4, observe=(1, 2)),
 }
@@ -137,6 +138,9 @@ def test_every_environment_of_the_table_is_checked():
     (lambda: make("chian"), "no environment is named 'chian'; .* is 'chain'"),
     (lambda: make("chain", group="s6"), "group is 's6'"),
     (lambda: make("chain", p=9), "p is 9"),
+    (lambda: make("fileops", variant="hacked"), "variant is 'hacked', but must be one of hackable"),
+    (lambda: make("fileops", files=2, max_level=3), "max_level is 3, but must be from 1 to files = 2"),
+    (lambda: make("fileops", care=1.5), "care is 1.5, but must be a probability"),
     (lambda: make("chain", p=5, generators=20), "generators is 20, .* 2 to 19"),
     (lambda: make("chain", force="yes"), "force is 'yes'"),
     (lambda: make("chain", max_level=0), "max_level is 0"),
