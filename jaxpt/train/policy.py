@@ -13,8 +13,8 @@ from jaxpt.objectives import entropy, get
 from jaxpt.objectives.kl import adapted
 from jaxpt.ops.masked import keep, masked_sum, safe_div
 from jaxpt.ops.sampling import row_keys, sampler
-from jaxpt.rollout import generate
-from jaxpt.train import common, experts, learn
+from jaxpt.rollout import demonstrate, generate
+from jaxpt.train import common, experts, learn, paths
 from jaxpt.train.budget import rollout_flops, scoring_flops, update_flops, value_flops
 from jaxpt.train.collect import collect
 from jaxpt.train.critic import CriticConfig, critic_values, init_critic
@@ -24,6 +24,7 @@ from jaxpt.train.program import Program
 from jaxpt.train.rows import arm, check_rows, follow, leaves, of_row, own, when
 
 COMPUTED = ("logp", "ref_logp", "entropy", "values", "sampler_logp", "prompt_tokens")  # of what rows need
+DEMONSTRATION = 5  # what a step key is folded with for demonstrations; 0 to 4 are of train.common and train.experts
 CRITIC = 2**31 - 1  # what a run's key is folded with for a critic's fresh parameters; steps stay below it
 
 
@@ -42,6 +43,7 @@ class PolicyConfig:
     micro: int = 0  # rows per share of a minibatch, whose gradients are summed; 0: all at once
     temperature: float = 1.0
     signal_rewards: Mapping[str, float] = field(default_factory=dict)  # signal of the environment -> reward at its token
+    path: paths.PathConfig | None = None  # what verified events do beside the outcome
     reward_noise: float = 0.0  # share of episodes whose reward is replaced by a fair coin; 1 is a control
     refresh: int | None = None  # a leaf: the sampler is a copy of the policy, made anew every so many batches; None: no copy
     replay: float | None = None  # a leaf, of experts: 1: updates use the routes that sampled tokens took; None: not measured
@@ -65,6 +67,11 @@ class PolicyConfig:
         unknown = sorted(set(self.signal_rewards) - set(spec.signals))
         if unknown:
             raise ValueError(f"signal_rewards: {unknown[0]!r} is no signal of {self.env.name!r}, which has {spec.signals}")
+        if self.path is not None:
+            self.path.check(spec)
+        selects = any("max_rounds" in get(name).hyper for name in self.objectives)
+        if self.path is not None and self.path.demonstrator is not None and (selects or self.repeats is not None):
+            raise ValueError("path.demonstrator: expected None with `repeats`, or with a row that draws groups again")
         common.check_vocab(self.model, self.env)
 
     def arm(self, name: str) -> dict[str, float]:
@@ -95,10 +102,13 @@ def make_policy(cfg: PolicyConfig, layout: Layout = ONE) -> Program:
     def sampled_by(state):
         return joined(state["params"], state.get("sampler", {}))
 
+    def tasks_of(state, key, repeats=1):
+        drawn = row_keys(jax.random.fold_in(key, common.TASK), layout.rows(cfg.prompts) // repeats)
+        return common.draw_tasks(env, common.levels_of(cfg.env, state["hyper"]), drawn)
+
     def rollout(state, key):
         repeats = state["hyper"]["repeats"].astype(jnp.int32) if cfg.repeats is not None else 1
-        drawn = row_keys(jax.random.fold_in(key, common.TASK), layout.rows(cfg.prompts) // repeats)
-        tasks = common.draw_tasks(env, common.levels_of(cfg.env, state["hyper"]), drawn)
+        tasks = tasks_of(state, key, repeats)
         numbers = layout.rows(cfg.prompts * cfg.group)
         keys = row_keys(jax.random.fold_in(key, common.ROW), numbers)
         traj = generate(
@@ -133,6 +143,17 @@ def make_policy(cfg: PolicyConfig, layout: Layout = ONE) -> Program:
             stats |= {"values": values, "final_values": final_values}
         return stats
 
+    def seat(state, key, traj):
+        """The batch with demonstrations of its tasks in their seats, as likely as the policy has them, and which rows."""
+        if cfg.path.demonstrator is None:
+            return traj, jnp.zeros(traj.reward.shape, bool)
+        keys = row_keys(jax.random.fold_in(key, DEMONSTRATION), layout.rows(cfg.prompts))
+        style = env.spec.styles.index(cfg.path.demonstrator)
+        shown = demonstrate(env, layout.spread(tasks_of(state, key)), keys, style)
+        logp = common.decision_stats(model, state["params"], {"tokens": shown.tokens}, ("logp",), cfg.temperature)["logp"]
+        where = paths.seats(traj.reward.shape[0], cfg.group, state["hyper"]["demonstrated"])
+        return paths.seated(traj, shown._replace(old_logp=keep(logp, shown.mask)), where, cfg.group), where
+
     def step(state):
         hyper = state["hyper"]
         limit = None
@@ -145,12 +166,18 @@ def make_policy(cfg: PolicyConfig, layout: Layout = ONE) -> Program:
             renew = lambda new, old: jnp.where(due, new, old)  # noqa: E731
             state = {**state, "sampler": jax.tree.map(renew, moving(state["params"]), state["sampler"])}
         traj, episodes = collect(lambda key: rollout(state, key), key, cfg.group, limit, layout.total)
+        if cfg.path is not None:
+            episodes |= paths.path_metrics(cfg.path, env.spec, traj)
+            traj, where = seat(state, key, traj)
+            traj, further = paths.guided(cfg.path, env.spec, hyper, state["step"], traj, where, cfg.group, layout.total)
         stats = score(state, traj)
         sampler_logp, traj = traj.old_logp, traj._replace(old_logp=stats.pop("old_logp", traj.old_logp))
         given = {**stats, "sampler_logp": sampler_logp}
         ready = follow(
             rows, hyper, lambda r: lambda traj, given: r.prepare(traj, total=layout.total, **given, **own(r, hyper)), traj, given
         )
+        if cfg.path is not None:
+            ready["advantages"] += keep(further, ready["mask"])
         if cfg.replay is not None:
             _, aux = model.forward(sampled_by(state), traj.tokens)
             stats["routes"] = jnp.moveaxis(aux["routes"], 0, 1)
@@ -198,6 +225,7 @@ def make_policy(cfg: PolicyConfig, layout: Layout = ONE) -> Program:
              **experts.leaves(cfg.model)}
     low, high = cfg.env.levels
     hyper |= {"level_low": float(low), "level_high": float(high)}  # a stage may train and score on a part of the levels
+    hyper |= cfg.path.leaves() if cfg.path is not None else {}
     for name in ("refresh", "repeats", "replay"):
         if getattr(cfg, name) is not None:
             hyper[name] = float(getattr(cfg, name))
