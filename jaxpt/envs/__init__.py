@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Callable
 
 from jaxpt.envs.bandit import bandit
+from jaxpt.envs.cards import cards
 from jaxpt.envs.chain import chain
 from jaxpt.envs.fileops import fileops
 from jaxpt.envs.protocol import DONE, POLICY, Environment, Outcome, Spec, check_level
@@ -11,7 +12,9 @@ from jaxpt.envs.tree import tree
 
 __all__ = ["DONE", "ENVS", "POLICY", "Environment", "Outcome", "Spec", "check_level", "make"]
 
-ENVS: dict[str, Callable[..., Environment]] = {"bandit": bandit, "chain": chain, "fileops": fileops, "tree": tree}
+ENVS: dict[str, Callable[..., Environment]] = {
+    "bandit": bandit, "cards": cards, "chain": chain, "fileops": fileops, "tree": tree,
+}
 
 
 def make(name: str, **arguments) -> Environment:
