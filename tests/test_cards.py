@@ -247,7 +247,7 @@ def test_a_failed_attempt_is_told_why_and_may_be_repeated():
     right = "10 3 SEP 10 3 * EOS".split()
     names = TWICE.spec.token_names
     for wrong, told in (("10 3 SEP 10 3 + EOS", "VALUE"), ("10 2 SEP 10 3 * EOS", "NUMBERS"), ("10 3 SEP 10 10 * EOS", "NUMBERS"),
-                        ("10 EOS", "SYNTAX"), ("10 3 SEP 10 3 * 3 + 10", "SYNTAX")):
+                        ("10 EOS", "SYNTAX"), ("10 3 SEP 10 3 * 3 +", "SYNTAX")):
         first = wrong.split()
         response = [*first, told, *right]
         padded = response + ["PAD"] * (TWICE.spec.response_len - len(response))

@@ -16,7 +16,7 @@ VARIANTS = {
     "chain affine": make("chain", p=7, max_level=4),
     "chain s5": make("chain", group="s5", max_level=3, generators=4),
     "chain forced": make("chain", p=5, max_level=3, force="think"),
-    "cards": make("cards"),
+    "cards": make("cards", k=2),
     "cards again": make("cards", k=2, tries=2),
     "bandit": make("bandit", noise=0.5),
     "fileops": make("fileops", files=3),

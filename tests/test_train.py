@@ -1,5 +1,8 @@
 """Programs: pure functions of a key, learning what can be learned, whatever the chunks."""
 
+from functools import partial
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +18,9 @@ from jaxpt.rollout.generate import STRIDE, whole_strides
 from jaxpt.train import common
 from jaxpt.train.budget import update_flops
 from jaxpt.train.common import EnvConfig, EvalConfig
+from jaxpt.train.documents import DocumentsConfig, make_documents
 from jaxpt.train.optim import OptimConfig, make_optimizer, scale_at
+from jaxpt.train.parallel import ONE
 from jaxpt.train.policy import PolicyConfig, make_policy, policy_flops
 from jaxpt.train.sft import SftConfig, make_sft
 from jaxpt.train.tabular import TabularConfig, demonstrator, make_tabular
@@ -299,3 +304,34 @@ def test_rows_that_know_who_drew_the_episodes_and_how_many_share_a_prompt():
     assert np.isfinite(arm("dapo_prompt_mean")[1]["loss"]).all()
     with pytest.raises(ValueError, match="'grpo_token_weights' needs weights, which this program does not compute"):
         PolicyConfig(env=BANDIT, model=MODEL, objectives=("grpo_token_weights",))
+
+
+def test_evaluation_elsewhere_is_evaluation_there():
+    """Greedy scores, parts and events of a further range are those of a program that has it for its own."""
+    env = EnvConfig("chain", {"p": 5, "max_level": 2}, (1, 2))
+    made, model = env.make(), make_model(ModelConfig(vocab=env.make().spec.vocab, d_model=8, n_layers=1, n_heads=1))
+    params = model.init(jax.random.key(0))
+    elsewhere = {"short": (1, 1), "long": (2, 2)}
+
+    @partial(jax.jit, static_argnums=0)
+    def look(ranges):
+        cfg = EvalConfig(tasks=64, elsewhere=dict(ranges))
+        levels = elsewhere.get("short") if not ranges else (1, 2)
+        return common.evaluate(model, params, made, SimpleNamespace(eval=cfg), levels, jax.random.key(1), ONE)
+
+    alone, both = look(()), look(tuple(elsewhere.items()))
+    assert {f"sampled_{name}" for name in (*made.spec.parts, *made.spec.signals, "gold")} < set(alone)
+    for name, x in alone.items():
+        if name.startswith("greedy_"):
+            np.testing.assert_allclose(both[f"{name}_short"], x, atol=1e-6)
+    mean = (both["sampled_malformed_short"] + both["sampled_malformed_long"]) / 2
+    assert mean > 0 and abs(both["sampled_malformed"] - mean) < 0.3
+    assert both["sampled_step_wrong_short"] != alone["sampled_step_wrong"] or both["sampled_length_short"] != alone["sampled_length"]
+
+
+def test_pretraining_on_documents_ends_at_their_entropy():
+    """The bandit's documents name an arm, each as likely: the loss goes to log 3 and no further."""
+    program = make_documents(DocumentsConfig(env=BANDIT, model=MODEL, batch=64, optim=OptimConfig(learning_rate=0.03)))
+    _, metrics = run(program, 100, program.init(jax.random.key(0), hyper_of(program)))
+    assert metrics["loss"][0] > 1.3
+    np.testing.assert_allclose(np.mean(metrics["loss"][-30:]), np.log(3), atol=0.02)

@@ -37,7 +37,7 @@ PAD, EOS, SEP, TGT, PLUS = range(5)
 RULE = PLUS + len(formulas.OPERATIONS)
 CARD = RULE + len(FACES)
 NUMBER = CARD + len(RANKS)  # the token of 1; behind 13 come the further targets, then the verdicts
-SLACK = 2  # tokens of an attempt beyond what a right one takes
+SLACK = 1  # tokens of an attempt beyond what a right one takes
 LARGEST = 2**24  # bytes of the table of solutions
 
 OPEN, SYNTAX, NUMBERS, VALUE, RIGHT = range(5)  # verdicts

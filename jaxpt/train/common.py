@@ -44,6 +44,7 @@ class EnvConfig:
 class EvalConfig:
     every: int = 10  # updates between two evaluations; the last update of a stage should be one
     tasks: int = 256  # fixed tasks, the same in every run; one greedy and one sampled episode each
+    elsewhere: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # name -> further levels to be scored on
 
     def __post_init__(self):
         check_positive(self, "every")
@@ -169,14 +170,18 @@ def evaluate(
     reference: Params | None = None,
 ) -> dict[str, Array]:
     """Two episodes of each evaluation task, one greedy (greedy_*) and one drawn at temperature 1 (sampled_*):
-    mean gold, response length and truncation. sampled_drift, where there is a reference: log policy / reference of
-    the drawn responses, whose mean is the KL of whole sequences in nats.
+    mean gold, response length and truncation, parts of the reward, and events per episode of every signal; with the
+    suffix _name of as many tasks of each range of levels in cfg.eval.elsewhere. sampled_drift, where there is a
+    reference: log policy / reference of the drawn responses, whose mean is the KL of whole sequences in nats.
 
     Tasks are the same in every run; draws come from the run's key, so that seeds do not share their errors.
     """
+    ranges = {"": levels} | {f"_{name}": each for name, each in cfg.eval.elsewhere.items()}
     task_keys = row_keys(jax.random.fold_in(jax.random.key(EVALUATION), TASK), layout.rows(cfg.eval.tasks))
-    tasks = layout.spread(draw_tasks(env, levels, task_keys))
-    keys = row_keys(key, layout.rows(2 * cfg.eval.tasks))
+    tasks = [draw_tasks(env, each, task_keys) for each in ranges.values()]
+    tasks = layout.spread(jax.tree.map(lambda *x: jnp.concatenate(x), *tasks))
+    rows = layout.rows(2 * cfg.eval.tasks)
+    keys = row_keys(key, jnp.concatenate([2 * cfg.eval.tasks * i + rows for i in range(len(ranges))]))
     draw = sampler()
 
     def choose(noise, logits):
@@ -187,12 +192,17 @@ def evaluate(
     traj = generate(model, params, env, tasks, keys, Chooser(draw.noise, choose), group=2)
     per_row = {
         "gold": traj.gold, "length": count(traj.mask, axis=1), "truncated": traj.truncated.astype(jnp.float32),
+        **dict(zip(env.spec.parts, traj.parts.T, strict=True)),
+        **dict(zip(env.spec.signals, jnp.sum(traj.signals, axis=1).T, strict=True)),
     }
     sums = {}
-    for at, kind in enumerate(("greedy", "sampled")):
-        sums |= {f"{kind}_{name}": jnp.sum(x[at::2]) for name, x in per_row.items()}
+    for name, x in per_row.items():
+        pairs = jnp.sum(x.reshape(len(ranges), -1, 2), axis=1)  # of each range, greedy and drawn
+        sums |= {f"{kind}_{name}{suffix}": pairs[i, at] for i, suffix in enumerate(ranges)
+                 for at, kind in enumerate(("greedy", "sampled"))}
     if reference is not None:
-        drawn = jax.tree.map(lambda x: x[1::2], {"tokens": traj.tokens, "mask": traj.mask, "logp": traj.old_logp})
+        drawn = {"tokens": traj.tokens, "mask": traj.mask, "logp": traj.old_logp}
+        drawn = jax.tree.map(lambda x: x[1 : rows.size : 2], drawn)
         ref_logp = decision_stats(model, joined(params, reference), drawn, ("logp",))["logp"]
         sums["sampled_drift"] = masked_sum(drawn["logp"] - ref_logp, drawn["mask"])
     return {name: value / cfg.eval.tasks for name, value in layout.total(sums).items()}
