@@ -161,21 +161,23 @@ def cards(k: int = 3, targets: tuple[int, int] = (6, 30), tries: int = 1, held: 
         named = (token >= NUMBER) & (token < told)
         return jnp.where(named, x + jnp.where(x > formulas.HIGHEST, gap, 0), 0)
 
-    def deal(key: Key, pile: Array) -> tuple[Array, Array, Array]:
-        """Ranks in random order, target and row of an item of a pile."""
-        k_item, k_order = jax.random.split(key)
-        at = jnp.asarray(starts)[pile] + jax.random.randint(k_item, (), 0, jnp.asarray(sizes)[pile])
-        item = jnp.asarray(items)[at]
-        return jax.random.permutation(k_order, item[:k]), item[k], item[k + 1]
+    def pick(die: Array, count: Array | int) -> Array:
+        """0 .. count - 1, from a die that is uniform in [0, 1)."""
+        return (die * count).astype(jnp.int32)
+
+    def deal(dice: Array, pile: Array) -> tuple[Array, Array, Array]:
+        """Ranks in random order, target and row of an item of a pile, from 1 + k dice."""
+        item = jnp.asarray(items)[jnp.asarray(starts)[pile] + pick(dice[0], jnp.asarray(sizes)[pile])]
+        return item[:k][jnp.argsort(dice[1:])], item[k], item[k + 1]
 
     def sample(key: Key, level: Array) -> Task:
-        k_rule, k_deal = jax.random.split(key)
-        drawn = jax.random.randint(k_rule, (), 0, len(FACES) - 1)
+        dice = jax.random.uniform(key, (2 + k,))  # one call of the generator: each takes a third of a second to compile
+        drawn = pick(dice[0], len(FACES) - 1)
         diverse = jnp.where(drawn == TEN, TEN, drawn + 1)  # any rule but COUNT
         level = jnp.asarray(level, jnp.int32)
         rule = jnp.where(level == 5, diverse, jnp.where(level == 4, COUNT, TEN))
         pile = jnp.where((level == 5) & (rule == TEN), 0, level - 1)
-        ranks, target, hand = deal(k_deal, pile)
+        ranks, target, hand = deal(dice[1:], pile)
         dealt = jnp.asarray(stands)[rule, ranks]
         return Task(rule, dealt, jnp.asarray(number)[rule, dealt], target, hand)
 
@@ -236,10 +238,10 @@ def cards(k: int = 3, targets: tuple[int, int] = (6, 30), tries: int = 1, held: 
     def feed(task: Task, state: State, token: Array) -> State:
         over, going = pending(task, state) == DONE, ~closed(state)
 
-        def choose(old: Array, again: Array, new: Array) -> Array:
+        def which(old: Array, again: Array, new: Array) -> Array:
             return jnp.where(over, old, jnp.where(going, new, again))
 
-        return jax.tree.map(choose, state, begin(state.attempt + 1), read(task, state, token))
+        return jax.tree.map(which, state, begin(state.attempt + 1), read(task, state, token))
 
     def signals(task: Task, state: State, token: Array) -> Array:
         x, at = number_of(token), jnp.minimum(state.count, k - 1)
@@ -263,17 +265,16 @@ def cards(k: int = 3, targets: tuple[int, int] = (6, 30), tries: int = 1, held: 
         bits = jnp.asarray(found.solves)[hand, target - low]
         return tokens, jnp.unpackbits(bits)[: len(found.codes)] > 0
 
-    def draw(key: Key, open_: Array) -> Array:
+    def choose(die: Array, open_: Array) -> Array:
         """The index of one of those that are True, uniformly."""
         ranks = jnp.cumsum(open_)
-        wanted = (jax.random.uniform(key) * ranks[-1]).astype(jnp.int32)
-        return jnp.argmax(ranks > wanted)
+        return jnp.argmax(ranks > pick(die, ranks[-1]))
 
     def oracle(task: Task, state: State, key: Key, style: Array) -> Array:
         at = state.count
         tokens, open_ = solutions(task.hand, task.target)
         open_ &= ((tokens == state.text[None]) | (jnp.arange(size) >= at - k - 1)[None]).all(1)
-        onward = tokens[jnp.where(style == 0, jnp.argmax(open_), draw(key, open_)), jnp.clip(at - k - 1, 0, size - 1)]
+        onward = tokens[jnp.where(style == 0, jnp.argmax(open_), choose(jax.random.uniform(key), open_)), jnp.clip(at - k - 1, 0, size - 1)]
         lost = ~state.well | ~state.true | ~open_.any() | (at >= last)
         link = jnp.where(at == k, SEP, onward)
         return jnp.where(lost, EOS, jnp.where(at < k, token_of(task.numbers[jnp.minimum(at, k - 1)]), link))
@@ -288,13 +289,11 @@ def cards(k: int = 3, targets: tuple[int, int] = (6, 30), tries: int = 1, held: 
     def corpus(key: Key) -> Array:
         """One document: numbers of cards under any rule, alone or asked as in a prompt; the value of a formula; a
         formula for numbers (seen hands alone); with several tries, a failed formula and its verdict."""
-        k_kind, k_rule, k_cards, k_goal, k_deal, k_solution, k_slip = jax.random.split(key, 7)
-        rule = jax.random.randint(k_rule, (), 0, len(FACES))
-        dealt = jax.random.randint(k_cards, (k,), 1, 14)
-        goal = jax.random.randint(k_goal, (), low, high + 1)
-        numbers, target, hand = deal(k_deal, jnp.int32(4))
+        dice = jax.random.uniform(key, (6 + 2 * k,))
+        rule, goal, dealt = pick(dice[1], len(FACES)), low + pick(dice[2], high + 1 - low), 1 + pick(dice[6 + k :], 13)
+        numbers, target, hand = deal(dice[5 : 6 + k], jnp.int32(4))
         tokens, right = solutions(hand, target)
-        solution = tokens[draw(k_solution, right)]
+        solution = tokens[choose(dice[3], right)]
         end, sep = jnp.array([EOS]), jnp.array([SEP])
         shown = jnp.concatenate([(RULE + rule)[None], CARD - 1 + dealt])
         counted = jnp.concatenate([sep, token_of(jnp.asarray(number)[rule, dealt]), end])
@@ -305,10 +304,10 @@ def cards(k: int = 3, targets: tuple[int, int] = (6, 30), tries: int = 1, held: 
             slip = number_of(solution[0]) % formulas.HIGHEST + 1
             misread = solution.at[0].set(token_of(slip))
             kinds += [[given, solution[:-1], end, jnp.array([told])], [given, misread, end, jnp.array([told + 1])],
-                      [given, tokens[draw(k_slip, ~right)], end, jnp.array([told + 2])]]
+                      [given, tokens[choose(dice[4], ~right)], end, jnp.array([told + 2])]]
         blank = jnp.zeros(spec.prompt_len + spec.response_len, jnp.int32)
         texts = [jnp.concatenate(parts).astype(jnp.int32) for parts in kinds]
-        return jnp.stack([blank.at[: len(text)].set(text) for text in texts])[jax.random.randint(k_kind, (), 0, len(kinds))]
+        return jnp.stack([blank.at[: len(text)].set(text) for text in texts])[pick(dice[0], len(kinds))]
 
     return Environment(
         name="cards", spec=spec, sample=sample, prompt=prompt, init=init, pending=pending, feed=feed,

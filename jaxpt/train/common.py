@@ -77,6 +77,11 @@ def kept_params(cfg: Any, state: Mapping[str, Any]) -> Params:
     return kept(cfg.optim, state["opt"], state["params"])
 
 
+def level_leaves(cfg: EnvConfig) -> dict[str, float]:
+    """The range of levels as leaves: a stage may train and score on another part of them."""
+    return {"level_low": float(cfg.levels[0]), "level_high": float(cfg.levels[1])}
+
+
 def levels_of(cfg: EnvConfig, hyper: Mapping[str, Array]) -> tuple[Array | int, Array | int]:
     """The range of levels: the leaves level_low and level_high where a program has them, else the config's."""
     if "level_low" not in hyper:
@@ -85,13 +90,13 @@ def levels_of(cfg: EnvConfig, hyper: Mapping[str, Array]) -> tuple[Array | int, 
 
 
 def draw_tasks(env: Environment, levels: tuple[Array | int, Array | int], keys: Array) -> Any:
-    """One task per key, its level uniform on the closed range."""
+    """One task per key, its level uniform on the closed range; a bound is one for all keys, or one per key."""
 
-    def one(key):
+    def one(key, low, high):
         level_key, task_key = jax.random.split(key)
-        return env.sample(task_key, jax.random.randint(level_key, (), levels[0], levels[1] + 1))
+        return env.sample(task_key, jax.random.randint(level_key, (), low, high + 1))
 
-    return jax.vmap(one)(keys)
+    return jax.vmap(one)(keys, *(jnp.broadcast_to(jnp.asarray(bound), keys.shape) for bound in levels))
 
 
 def with_coins(reward: Array, keys: Array, share: Array) -> Array:
@@ -177,9 +182,10 @@ def evaluate(
     Tasks are the same in every run; draws come from the run's key, so that seeds do not share their errors.
     """
     ranges = {"": levels} | {f"_{name}": each for name, each in cfg.eval.elsewhere.items()}
-    task_keys = row_keys(jax.random.fold_in(jax.random.key(EVALUATION), TASK), layout.rows(cfg.eval.tasks))
-    tasks = [draw_tasks(env, each, task_keys) for each in ranges.values()]
-    tasks = layout.spread(jax.tree.map(lambda *x: jnp.concatenate(x), *tasks))
+    rows = layout.rows(cfg.eval.tasks)
+    task_keys = row_keys(jax.random.fold_in(jax.random.key(EVALUATION), TASK), jnp.tile(rows, len(ranges)))
+    bounds = [jnp.repeat(jnp.array(each), rows.size) for each in zip(*ranges.values(), strict=True)]
+    tasks = layout.spread(draw_tasks(env, tuple(bounds), task_keys))
     rows = layout.rows(2 * cfg.eval.tasks)
     keys = row_keys(key, jnp.concatenate([2 * cfg.eval.tasks * i + rows for i in range(len(ranges))]))
     draw = sampler()

@@ -222,9 +222,7 @@ def make_policy(cfg: PolicyConfig, layout: Layout = ONE) -> Program:
         return {**state, "hyper": hyper}, (hyper["entropy_coef"], jnp.float32(1))
 
     hyper = {"learning_rate": cfg.optim.learning_rate, "reward_noise": cfg.reward_noise, **leaves(cfg.objectives, env.spec),
-             **experts.leaves(cfg.model)}
-    low, high = cfg.env.levels
-    hyper |= {"level_low": float(low), "level_high": float(high)}  # a stage may train and score on a part of the levels
+             **common.level_leaves(cfg.env), **experts.leaves(cfg.model)}
     hyper |= cfg.path.leaves() if cfg.path is not None else {}
     for name in ("refresh", "repeats", "replay"):
         if getattr(cfg, name) is not None:

@@ -52,11 +52,11 @@ def make_sft(cfg: SftConfig, layout: Layout = ONE) -> Program:
         step_key = jax.random.fold_in(state["key"], state["step"])
         rows = layout.rows(cfg.batch)
         task_keys = row_keys(jax.random.fold_in(step_key, common.TASK), rows)
-        tasks = common.draw_tasks(env, cfg.env.levels, task_keys)
+        tasks = common.draw_tasks(env, common.levels_of(cfg.env, state["hyper"]), task_keys)
         keys = row_keys(jax.random.fold_in(step_key, common.ROW), rows)
         traj = demonstrate(env, layout.spread(tasks), keys, style)
         state, *learned = imitate(cfg, model, row, layout, state, traj)
         return common.finish_step(cfg, model, env, layout, state, cost, *learned)
 
-    hyper = {"learning_rate": cfg.optim.learning_rate, **row.hyper, **experts.leaves(cfg.model)}
+    hyper = {"learning_rate": cfg.optim.learning_rate, **row.hyper, **common.level_leaves(cfg.env), **experts.leaves(cfg.model)}
     return Program(init, step, hyper, partial(common.kept_params, cfg))
