@@ -146,7 +146,7 @@ CLAIMS = (
     Claim(
         name="sft_memorises_hands",
         statement="Under the rule of training, the success on seen hands exceeds that on held-out ones by more in SFT than in RL.",
-        estimand=wider("sft", "rl"), margin=0.05, control_name="the start in SFT's place", control=wider("start", "rl"),
+        estimand=wider("sft", "rl"), margin=0.05, control_name="more SFT on other draws, in RL's place", control=wider("sft", "again"),
     ),
     Claim(
         name="sft_forgets_the_other_rule",

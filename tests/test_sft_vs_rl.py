@@ -60,7 +60,7 @@ def fabricated(**ends):
 
 
 @pytest.mark.parametrize("claim, ends, value, control", [
-    ("sft_memorises_hands", {"sft_seen": 0.8, "sft_held": 0.6, "rl_held": 0.4, "start_held": 0.45}, 0.1, -0.05),
+    ("sft_memorises_hands", {"sft_seen": 0.8, "sft_held": 0.6, "rl_held": 0.4, "again_held": 0.25}, 0.1, -0.05),
     ("sft_forgets_the_other_rule", {"start_shift": 0.3, "sft_shift": 0.1, "rl_shift": 0.4}, 0.2, -0.1),
     ("rl_gains_under_the_other_rule", {"start_shift": 0.3, "sft_shift": 0.1, "rl_shift": 0.4}, 0.1, -0.2),
     ("rl_beats_sft_under_the_other_rule", {"sft_shift": 0.1, "again_shift": 0.15, "rl_shift": 0.4}, 0.3, 0.05),
