@@ -123,7 +123,8 @@ def test_the_crossing_lies_where_success_passes_the_goal(seed, goal):
 
 
 def test_errors_that_grow_alike_are_no_steeper():
-    score = lambda *levels: {f"{arm}_at{d}/sampled_gold": np.array([[x]]) for arm, d, x in levels}  # noqa: E731
-    curves = score(("opd", 1, 0.9), ("opd", 12, 0.6), ("offline", 1, 0.8), ("offline", 12, 0.4))
+    success = {"opd": (0.9, 0.6), "offline": (0.8, 0.4)}
+    curves = {f"{arm}/sampled_gold_{end}": np.array([[np.nan, x]]) for arm, both in success.items()
+              for end, x in zip(("shortest", "longest"), both, strict=True)}
     np.testing.assert_allclose(experiment.steeper("offline")(curves), 0.1)
     np.testing.assert_allclose(experiment.growth(curves, "opd"), 0.3)
