@@ -56,6 +56,14 @@ def test_parts_by_hand():
     assert rounded["optimizer"] == 3 * 4 * (matrices + scales) + 2 * 4
 
 
+def test_steps_of_more_flops_than_31_bits_are_counted():
+    cfg = memory.StepConfig(model=model(d_model=1024), batch=64, length=64)
+    make, program_cfg = cfg.program()
+    program = make(program_cfg)
+    assert memory.step_flops(cfg) > 2**31
+    assert jax.eval_shape(program.step, memory.abstract_state(program))[1]["flops"].dtype == "float32"
+
+
 COMPILED = {  # none of them is among those that the estimate's constants were fitted to
     "deep": (memory.StepConfig(model=model(d_model=96, n_layers=3, n_heads=6), batch=8, length=48), {}),
     "long": (memory.StepConfig(model=model(n_heads=2), batch=4, length=192), {}),

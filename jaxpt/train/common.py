@@ -165,7 +165,7 @@ def finish_step(
             model, kept_params(cfg, state), env, cfg, levels_of(cfg.env, state["hyper"]), draws, layout, state.get("reference")
         ),
     )
-    flops = state["flops"] + cost
+    flops = state["flops"] + jnp.float32(cost)  # an int of more than 31 bits would be refused
     out = {"loss": loss, "grad_norm": norm, "flops": flops, **means(experts.watch(metrics)), **scores}
     return {**state, "step": done, "flops": flops}, out
 

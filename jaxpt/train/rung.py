@@ -33,7 +33,7 @@ def make_rung(cfg: PretrainConfig, layout: Layout = ONE, *, train: np.ndarray, p
     """
     model, train = make_model(cfg.model), jnp.asarray(train)
     tokens = cfg.batch * (cfg.window - 1)
-    flops = update_flops(cfg.model, cfg.batch, cfg.window)
+    flops = float(update_flops(cfg.model, cfg.batch, cfg.window))  # an int of more than 31 bits would be refused
 
     def init(key, hyper, start=None):
         return common.start_state(cfg, model, key, hyper, start)
