@@ -132,7 +132,8 @@ def demonstrate(env, key, level, style):
     return jax.vmap(one)(jax.random.split(key, 512))
 
 
-CORRUPTED = st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["EOS", "SEP", "+", "-", "*", "/", "1", "7", "10", "30", "cJ", "PAD"])), max_size=2)
+WORDS = st.sampled_from(["EOS", "SEP", "+", "-", "*", "/", "1", "7", "10", "30", "cJ", "PAD"])
+CORRUPTED = st.lists(st.tuples(st.integers(0, 9), WORDS), max_size=2)
 
 
 @given(SEEDS, st.sampled_from(list(LEVEL.values())), CORRUPTED)
@@ -177,7 +178,8 @@ def test_a_level_is_the_population_it_says(level):
     rules = {"shift": {COUNT}, "diverse": set(range(len(FACES))) - {COUNT}}.get(level, {TEN})
     assert set(tasks.rule.tolist()) == rules
     plain = np.minimum(np.arange(14), 10)
-    hidden = {tuple(sorted(hand)) for hand in jax.device_get(tasks_of(CARDS, jax.random.key(2), LEVEL["held"]))[0].numbers.tolist()}
+    held = jax.device_get(tasks_of(CARDS, jax.random.key(2), LEVEL["held"]))[0].numbers
+    hidden = {tuple(sorted(hand)) for hand in held.tolist()}
     for row in range(len(prompts)):
         rule, *dealt, tgt, target, sep = words(CARDS, prompts[row])
         ranks = [("A 2 3 4 5 6 7 8 9 10 J Q K".split().index(card[1:]) + 1) for card in dealt]
@@ -255,8 +257,8 @@ def test_a_failed_attempt_is_told_why_and_may_be_repeated():
         expected = [POLICY] * len(first) + [names.index(told)] + [POLICY] * len(right)
         assert asked.tolist() == expected + [DONE] * (len(padded) - len(response))
         assert outcome.reward == 1 and not outcome.truncated
-        outcome, *_ = judge(TWICE, task, jnp.array([names.index(word) for word in [*first, told, *first] + ["PAD"] * 20][: TWICE.spec.response_len]))
-        assert outcome.reward == 0
+        padded = ([*first, told, *first] + ["PAD"] * 20)[: TWICE.spec.response_len]
+        assert judge(TWICE, task, jnp.array([names.index(word) for word in padded]))[0].reward == 0
 
 
 def test_the_corpus_tells_the_truth_and_nothing_of_held_out_hands():
@@ -274,10 +276,11 @@ def test_the_corpus_tells_the_truth_and_nothing_of_held_out_hands():
             kinds[told] += 1
         elif text[0].isdigit():
             at = text.index("SEP")
-            assert value(text[:at]) == int(text[at + 1]) and tuple(sorted(int(w) for w in text[:at] if w.isdigit())) not in hidden
+            assert value(text[:at]) == int(text[at + 1])
+            assert tuple(sorted(int(word) for word in text[:at] if word.isdigit())) not in hidden
             kinds["value"] += 1
         else:
-            rule, *dealt = text[: 3]
+            rule, *dealt = text[:3]
             name = "JQK" if rule == "COUNT" else rule
             expected = [str(11 + name.index(c[1])) if c[1] in "JQK" and rule != "TEN" else
                         {"cA": "1", "cJ": "10", "cQ": "10", "cK": "10"}.get(c, c[1:]) for c in dealt]
@@ -288,7 +291,7 @@ def test_the_corpus_tells_the_truth_and_nothing_of_held_out_hands():
 
 @pytest.mark.parametrize("arguments, message", [
     ({"k": 5}, "k is 5"), ({"targets": (9, 8)}, "targets are 9 to 8"), ({"tries": 0}, "tries is 0"), ({"held": 1.0}, "held is 1.0"),
-    ({"k": 4}, "at most 9 targets"), ({"held": 0.001}, "no task is left in one of the levels"),
+    ({"k": 4}, "for 4 cards at most 9 targets"), ({"held": 0.001}, "no task is left in one of the levels"),
 ])  # fmt: skip
 def test_errors_say_what_was_expected(arguments, message):
     with pytest.raises(ValueError, match=message):

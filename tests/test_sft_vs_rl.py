@@ -65,7 +65,8 @@ def fabricated(**ends):
     ("rl_gains_under_the_other_rule", {"start_shift": 0.3, "sft_shift": 0.1, "rl_shift": 0.4}, 0.1, -0.2),
     ("rl_beats_sft_under_the_other_rule", {"sft_shift": 0.1, "again_shift": 0.15, "rl_shift": 0.4}, 0.3, 0.05),
     ("sft_s_errors_are_the_old_rule", {"sft_read_as_ten": 0.9, "diverse_read_wrong": 0.0, "diverse_read_as_ten": 0.0}, 0.9, 0),
-    ("diverse_prompts_close_half_of_the_gap", {"sft_shift": 0.1, "again_shift": 0.1, "rl_shift": 0.4, "diverse_shift": 0.3}, 0.05, -0.15),
+    ("diverse_prompts_close_half_of_the_gap", {"sft_shift": 0.1, "again_shift": 0.1, "rl_shift": 0.4, "diverse_shift": 0.3},
+     0.05, -0.15),
     ("rl_needs_the_start", {"rl_seen": 0.6, "raw_seen": 0.1, "sft_seen": 0.7}, 0.5, -0.1),
 ])
 def test_a_claim_reads_what_it_says(claim, ends, value, control):

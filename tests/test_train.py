@@ -326,7 +326,7 @@ def test_evaluation_elsewhere_is_evaluation_there():
             np.testing.assert_allclose(both[f"{name}_short"], x, atol=1e-6)
     mean = (both["sampled_malformed_short"] + both["sampled_malformed_long"]) / 2
     assert mean > 0 and abs(both["sampled_malformed"] - mean) < 0.3
-    assert both["sampled_step_wrong_short"] != alone["sampled_step_wrong"] or both["sampled_length_short"] != alone["sampled_length"]
+    assert both["sampled_length_short"] != alone["sampled_length"]  # and draws of its own
 
 
 def test_pretraining_on_documents_ends_at_their_entropy():

@@ -95,7 +95,9 @@ def _piles(found: formulas.Table, low: int, held: float, seed: int) -> list[np.n
             count[~count_hidden]]
 
 
-def cards(k: int = 3, targets: tuple[int, int] = (6, 30), tries: int = 1, held: float = 0.2, seed: int = 0) -> Environment:
+def cards(
+    k: int = 3, targets: tuple[int, int] = (6, 30), tries: int = 1, held: float = 0.2, seed: int = 0
+) -> Environment:
     """Make a target from a hand of cards, under a rule that says what the faces count.
 
     Reward and gold are 1 where an attempt is right: well-formed, with the hand's numbers in the order of the cards, and
@@ -128,8 +130,9 @@ def cards(k: int = 3, targets: tuple[int, int] = (6, 30), tries: int = 1, held: 
         raise ValueError(f"tries is {tries}, but must be at least 1")
     if not 0 < held < 1:
         raise ValueError(f"held is {held}, but must be a share between 0 and 1")
-    if k == 4 and (high - low + 1) * 1820 * 960 > LARGEST:  # of the table below, before it is made
-        raise ValueError(f"targets are {low} to {high}, but for 4 cards at most 9 targets are allowed")
+    most = LARGEST // formulas.table_size(k)
+    if high - low + 1 > most:
+        raise ValueError(f"targets are {low} to {high}, but for {k} cards at most {most} targets are allowed")
     found = formulas.table(k, low, high)
     piles = _piles(found, low, held, seed)
     if not all(map(len, piles)):
@@ -274,7 +277,8 @@ def cards(k: int = 3, targets: tuple[int, int] = (6, 30), tries: int = 1, held: 
         at = state.count
         tokens, open_ = solutions(task.hand, task.target)
         open_ &= ((tokens == state.text[None]) | (jnp.arange(size) >= at - k - 1)[None]).all(1)
-        onward = tokens[jnp.where(style == 0, jnp.argmax(open_), choose(jax.random.uniform(key), open_)), jnp.clip(at - k - 1, 0, size - 1)]
+        drawn = choose(jax.random.uniform(key), open_)
+        onward = tokens[jnp.where(style == 0, jnp.argmax(open_), drawn), jnp.clip(at - k - 1, 0, size - 1)]
         lost = ~state.well | ~state.true | ~open_.any() | (at >= last)
         link = jnp.where(at == k, SEP, onward)
         return jnp.where(lost, EOS, jnp.where(at < k, token_of(task.numbers[jnp.minimum(at, k - 1)]), link))
@@ -290,7 +294,8 @@ def cards(k: int = 3, targets: tuple[int, int] = (6, 30), tries: int = 1, held: 
         """One document: numbers of cards under any rule, alone or asked as in a prompt; the value of a formula; a
         formula for numbers (seen hands alone); with several tries, a failed formula and its verdict."""
         dice = jax.random.uniform(key, (6 + 2 * k,))
-        rule, goal, dealt = pick(dice[1], len(FACES)), low + pick(dice[2], high + 1 - low), 1 + pick(dice[6 + k :], 13)
+        rule, goal = pick(dice[1], len(FACES)), low + pick(dice[2], high + 1 - low)
+        dealt = 1 + pick(dice[6 + k :], len(RANKS))
         numbers, target, hand = deal(dice[5 : 6 + k], jnp.int32(4))
         tokens, right = solutions(hand, target)
         solution = tokens[choose(dice[3], right)]

@@ -1,6 +1,7 @@
 """Formulas in reverse Polish notation, exactly: values are fractions of integers, and a hand's formulas are listed."""
 
 import itertools
+import math
 from collections.abc import Iterator
 from functools import cache
 from typing import Any, NamedTuple
@@ -61,6 +62,11 @@ def values(codes: np.ndarray, hands: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
     pairs = [value(formula) for formula in codes]
     return np.stack([p for p, _ in pairs], 1), np.stack([q for _, q in pairs], 1)
+
+
+def table_size(k: int) -> int:
+    """Bytes of `solves` for each target."""
+    return math.comb(HIGHEST + k - 1, k) * -(-len(formulas(k)) // 8)
 
 
 @cache
