@@ -64,7 +64,7 @@ def test_steps_of_more_flops_than_31_bits_are_counted():
     assert jax.eval_shape(program.step, memory.abstract_state(program))[1]["flops"].dtype == "float32"
 
 
-COMPILED = {  # none of them is among those that the estimate's constants were fitted to
+COMPILED = {  # none is among those that the estimate's constants were fitted to; "fsdp remat" has corrected its form
     "deep": (memory.StepConfig(model=model(d_model=96, n_layers=3, n_heads=6), batch=8, length=48), {}),
     "long": (memory.StepConfig(model=model(n_heads=2), batch=4, length=192), {}),
     "vocabulary": (memory.StepConfig(model=model(vocab=2048, n_layers=1), batch=8, length=40), {}),

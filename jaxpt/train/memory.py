@@ -159,9 +159,10 @@ def parameters(cfg: StepConfig) -> int:
 
 def estimate(cfg: StepConfig, sizes: dict[str, int]) -> int:
     """The temporary bytes of `compiled`, without compiling: hidden states that differentiation keeps, logits, gradients, and
-    the matrices that FSDP gathers (whole, as the gradients are before they are cut).
+    what FSDP holds whole: matrices until the backward pass has used them, gradients until they are summed. With remat
+    (of scanned layers) those are of one layer at a time.
 
-    KEPT and LOGITS were fitted to what XLA plans for a dozen small models; tests hold others to 30%.
+    KEPT and LOGITS were fitted to what XLA plans for ten small models; tests hold others to 30%.
     """
     rows = max((cfg.micro or cfg.batch) // row_shards(sizes), 1)
     kept = kept_bytes(cfg.model, rows, cfg.length, sizes)
@@ -169,11 +170,16 @@ def estimate(cfg: StepConfig, sizes: dict[str, int]) -> int:
         plain = [kept_bytes(replace(cfg.model, remat=False, n_layers=n), rows, cfg.length, sizes) for n in (1, 2)]
         kept += plain[1] - plain[0]
     logits = 4 * min(rows * (cfg.length - 1), CHUNK) * cfg.model.vocab // sizes["tensor"]
-    params = jax.eval_shape(make_model(cfg.model).init, jax.random.key(0))
-    alone = {**sizes, "data": 1, "sequence": 1}
-    gathered = local_bytes({"params": params}, alone) - local_bytes({"params": params}, sizes)
-    grads = local_bytes({"params": moving(params)}, alone)
+    shown = replace(cfg.model, n_layers=1) if cfg.model.remat else cfg.model  # whole at one time
+    gathered = sum(local_bytes(tree, {**sizes, "data": 1, "sequence": 1}) - local_bytes(tree, sizes) for tree in _moved(shown))
+    grads = local_bytes(_moved(cfg.model)[1], sizes)
     return int(KEPT[sizes["tensor"] > 1] * kept) + LOGITS * logits + gathered + grads
+
+
+def _moved(model: ModelConfig) -> tuple[Any, Any]:
+    """The parameters, and the part of them that moves."""
+    params = {"params": jax.eval_shape(make_model(model).init, jax.random.key(0))}
+    return params, moving(params)
 
 
 def kept_bytes(model: ModelConfig, rows: int, length: int, sizes: dict[str, int]) -> int:
