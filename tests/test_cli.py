@@ -31,7 +31,7 @@ def say(capsys):
 
 
 @pytest.mark.parametrize("words", [["--help"], ["list"], ["list", "objectives"], ["list", "envs"],
-                                   ["list", "experiments", "--json"], ["run", "--help"],
+                                   ["list", "experiments", "--json"], ["run", "--help"], ["run", "finetune", "--help"],
                                    ["run", "nothing"], ["describe", "--help"], ["memory", "--help"], ["--version"]])
 def test_no_jax_for_help_and_lists(words):
     code = ("import sys; from jaxpt.cli import main; code = main(); "

@@ -16,6 +16,8 @@ usage: jaxpt COMMAND ...
   list [KIND] [--json]              experiments (the default), objectives, envs, laws, invariants, errata
   run NAME [options] [--field value ...]
                                     run an experiment: seeds, curves, claims, report
+  finetune --checkpoint DIR --data FILE [options]
+                                    SFT, DPO or GRPO of a model you have, on texts you have; also `run finetune`
   describe ROW [--vs ROW] [--json]  an objective's formula with all its constants, or how two rows differ
   fit FILE [--law NAME] [options]
                                     fit a scaling law to a table of runs: parameters, intervals, frontier
@@ -28,7 +30,7 @@ usage: jaxpt COMMAND ...
 
   jaxpt COMMAND --help says more; jaxpt --version prints the version."""
 
-COMMANDS = ("list", "run", "describe", "fit", "verify", "import", "memory")
+COMMANDS = ("list", "run", "finetune", "describe", "fit", "verify", "import", "memory")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,6 +76,8 @@ def _dispatch(words: list[str]) -> int:
         return 0
     if command == "run":
         from jaxpt.cli.run import run_command as handler
+    elif command == "finetune":
+        from jaxpt.cli.finetune import finetune_command as handler
     elif command == "list":
         from jaxpt.cli.tables import list_command as handler
     elif command == "describe":
@@ -97,7 +101,7 @@ def _complain(sentence: str, code: int) -> int:
 
 
 def _interrupted(words: list[str]) -> str:
-    if words[:1] != ["run"]:
+    if words[:1] not in (["run"], ["finetune"]):
         return "interrupted"
     import shlex
 

@@ -26,6 +26,10 @@ WHAT = ("Runs one experiment (a name from `jaxpt list`, or path/to/file.py) and 
 
 
 def run_command(words: Sequence[str]) -> int:
+    if words[:1] == ["finetune"]:
+        from jaxpt.cli.finetune import finetune_command
+
+        return finetune_command(words[1:])
     values, fields = split(["--help" if word == "-h" else word for word in words], OPTIONS)
     name = fields.pop(0) if fields and not fields[0].startswith("-") else None
     if values.pop("--help"):
@@ -41,7 +45,7 @@ def run_command(words: Sequence[str]) -> int:
     from jaxpt.lab.run import run
 
     overrides = _overrides(name, values["--tier"], fields) if fields else {}
-    with _progress() as on_progress:
+    with progress() as on_progress:
         result = run(name, overrides=overrides, on_progress=on_progress,
                      **{option.lstrip("-"): value for option, value in values.items()})
     _print_result(result)
@@ -69,7 +73,7 @@ def _overrides(name: str, tier: str, words: list[str]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _progress() -> Iterator[Callable[[dict[str, Any]], None]]:
+def progress() -> Iterator[Callable[[dict[str, Any]], None]]:
     """What to do with messages: a live bar on a terminal, a line every ten seconds elsewhere; on stderr."""
     if not sys.stderr.isatty():
         yield _Lines()

@@ -41,17 +41,12 @@ def _answer(request: dict) -> dict:
 
 
 def _cache(framework: str | None) -> None:
-    """Compiled programs are kept between calls, where those of runs are; JAX_COMPILATION_CACHE_DIR names another."""
+    """Compiled programs are kept between calls, where those of runs are."""
     if "jax" not in sys.modules and framework != "jax":
         return
-    import jax
+    from jaxpt.lab.compiling import keep_programs
 
-    from jaxpt.lab.compiling import cache_folder
-
-    folder = jax.config.jax_compilation_cache_dir or cache_folder()
-    jax.config.update("jax_compilation_cache_dir", None if folder is None else str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    keep_programs()
 
 
 if __name__ == "__main__":

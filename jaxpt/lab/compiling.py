@@ -17,3 +17,14 @@ def cache_folder() -> Path | None:
     if chosen:
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxpt" / "xla"
+
+
+def keep_programs() -> None:
+    """From now on this process keeps what it compiles, and takes what others have; JAX_COMPILATION_CACHE_DIR names another
+    place."""
+    import jax
+
+    folder = jax.config.jax_compilation_cache_dir or cache_folder()
+    jax.config.update("jax_compilation_cache_dir", None if folder is None else str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -16,6 +16,7 @@ import json
 import math
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -218,8 +219,8 @@ def locked(folder: Path) -> Iterator[None]:
         except OSError:
             raise UserError(f"{folder} is being written by another run; wait for it, stop it, "
                             "or choose another --out") from None
-        for leftover in folder.rglob(f"{TEMPORARY}*"):
-            leftover.unlink(missing_ok=True)
+        for leftover in list(folder.rglob(f"{TEMPORARY}*")):  # a whole folder where a model was being written
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
         yield
 
 

@@ -12,6 +12,7 @@ class Tokenizer(NamedTuple):
     encode: Callable[[str], list[int]]  # with what the tokenizer puts around every text
     decode: Callable[[Sequence[int]], str]  # special tokens are words too
     ends: tuple[int, ...]  # tokens that end a text, as generation_config.json or else config.json names them
+    bare: Callable[[str], list[int]]  # encode, with nothing around
 
 
 def read(path: str | Path, vocab: int) -> Tokenizer:
@@ -32,7 +33,20 @@ def read(path: str | Path, vocab: int) -> Tokenizer:
     ends = _ends(folder)
     if max((largest, *ends)) >= vocab:
         raise UserError(f"{file} has token {max((largest, *ends))}: expected numbers below {vocab}, the model's vocabulary.")
-    return Tokenizer(lambda text: found.encode(text).ids, lambda ids: found.decode(list(ids), skip_special_tokens=False), ends)
+    return Tokenizer(
+        lambda text: found.encode(text).ids, lambda ids: found.decode(list(ids), skip_special_tokens=False), ends,
+        lambda text: found.encode(text, add_special_tokens=False).ids,
+    )
+
+
+def of_bytes(path: str | Path, vocab: int) -> Tokenizer:
+    """UTF-8 bytes, for a folder whose model reads those; tokens beyond 255 are no text."""
+    ends = _ends(Path(path).expanduser())
+    need = max((255, *ends)) + 1
+    if vocab < need:
+        raise UserError(f"{path}: its model has {vocab} tokens: expected at least {need} for a model of bytes.")
+    encode = lambda text: list(text.encode())  # noqa: E731
+    return Tokenizer(encode, lambda ids: bytes(i for i in ids if i < 256).decode(errors="replace"), ends, encode)
 
 
 def _ends(folder: Path) -> tuple[int, ...]:

@@ -1,0 +1,62 @@
+"""What a fine-tuning run shows: curves, figure.png, report.md."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxpt.lab.experiment import Panel
+from jaxpt.lab.markdown import table
+from jaxpt.lab.report import number
+from jaxpt.lab.store import Chunk
+
+SHOWN = {  # method -> metric -> what it is
+    "sft": {"loss": "negative log-likelihood of a response's token, in nats"},
+    "dpo": {"loss": "objective", "accuracy": "share of pairs in which the chosen response is the one preferred"},
+    "grpo": {"reward": "mean reward: of drawn completions in training, of the most probable one of held-out prompts"},
+}
+
+
+def curves_of(chunks: Mapping[tuple[str, int], Sequence[Chunk]], seed: int, stage: str) -> dict[str, np.ndarray]:
+    """"stage/metric" [1, steps] with stage/step beside them; "held_out/metric" [1, 2], before and after."""
+    rows, (before,), (after,) = chunks[stage, seed], chunks["before", seed], chunks["after", seed]
+    found = {f"{stage}/{name}": np.concatenate([c.metrics[name] for c in rows])[None] for name in rows[0].metrics}
+    steps = next(iter(found.values())).shape[1]
+    found[f"{stage}/step"] = np.arange(1.0, steps + 1)[None]
+    found |= {f"held_out/{name}": np.array([[before.metrics[name][0], after.metrics[name][0]]]) for name in before.metrics}
+    return found | {"held_out/step": np.array([[0.0, steps]]), "seeds": np.array([seed])}
+
+
+def picture(method: str, curves: Mapping[str, np.ndarray], stage: str, footer: str) -> bytes:
+    """figure.png: each metric over the steps of training, and of held-out rows before and after it."""
+    from jaxpt.lab.figure import figure  # matplotlib takes a second to import
+
+    panels = []
+    for name, words in SHOWN[method].items():
+        places = {"training": stage, "held out": "held_out"}
+        of = lambda what: {label: f"{at}/{what}" for label, at in places.items() if f"{at}/{name}" in curves}  # noqa: B023, E731
+        panels.append(Panel(name, of(name), ylabel=words.partition(":")[0].partition(",")[0], x=of("step")))
+    return figure(panels, curves, f"fine-tuning by {method}", footer)
+
+
+def report(method: str, objective: str, record: Mapping[str, Any], curves: Mapping[str, np.ndarray], before: Mapping[str, float],
+           after: Mapping[str, float], place: Path, seconds: float) -> str:
+    rows = []
+    for name, words in SHOWN[method].items():
+        curve = curves[f"finetune/{name}"][0]
+        tenth = max(1, curve.size // 10)
+        cells = [before.get(name), after.get(name), float(np.mean(curve[:tenth])), float(np.mean(curve[-tenth:]))]
+        rows.append([name, *(number(x) for x in cells), words])
+    facts = {
+        "model": str(place), "objective": objective, "rows": ", ".join(f"{k} {v}" for k, v in record["rows"].items()),
+        "bad rows left out": "; ".join(f"line {k} {v}" for k, v in list(record["bad"].items())[:20]) or "none",
+        "answers cut at --length": str(record["cut"]), "compute": f"{seconds:.0f} s", "git": record["git"] or "no revision",
+        "versions": ", ".join(f"{k} {v}" for k, v in record["versions"].items()),
+    }
+    header = ["metric", "held out before", "held out after", "training, first tenth", "training, last tenth", "what it is"]
+    return "\n\n".join([
+        "# finetune", f"    {record['runs'][-1]['command']}", table(header, rows), "![curves](figure.png)", "## Run",
+        "\n".join(f"- {k}: {v}" for k, v in facts.items()), "```json\n" + json.dumps(record["config"], indent=1) + "\n```",
+    ]) + "\n"
