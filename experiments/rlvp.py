@@ -31,7 +31,7 @@ over the 20 batches after its signals have faded. In the twin, where states shar
 0.01): what stops the network is presumably that the last violations are pushed down with the weight of all, wherever else
 that leads. Credits for every call are not farmed at these lengths (the_twin_farms_credits refuted).
 On seeds 0 to 7 success alone learns the hack too, on three of them; the_recipe_keeps_success, a ratio to its gold success,
-is then underpowered, and a difference would have been the better question.
+is then underpowered, and a difference would have been the better question. Seeds 1000 to 1007 give the same ten verdicts.
 Not asked of the network: which part of the recipe saves it (credit, fading, demonstration), other weights, harder chains.
 Minutes: 10 on two busy cores (8 seeds, 3.6 minutes of a processor); --tier smoke 1 with an empty compilation cache.
 """

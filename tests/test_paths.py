@@ -125,19 +125,22 @@ def test_demonstrations_need_groups_of_known_tasks():
             PolicyConfig(env=FILEOPS, model=ModelConfig(vocab=17), path=shown, **more)
 
 
-def trained(steps, **hyper):
-    numbers = {name: jnp.float32(x) for name, x in {**TWIN.hyper, **hyper}.items()}
-    run = jax.jit(lambda s: jax.lax.scan(lambda s, _: TWIN.step(s), s, None, length=steps))
-    return jax.device_get(run(TWIN.init(jax.random.key(0), numbers))[1])
+@pytest.fixture(scope="module")
+def trained():
+    """(steps, **hyper) -> metrics of the twin."""
+    twin = make_charted(ChartedConfig(
+        env=FILEOPS, path=PathConfig(events=RULES, demonstrator="compliant"), style="habit", prompts=4, replicas=2, every=40,
+    ))  # fmt: skip
+
+    def train(steps, **hyper):
+        numbers = {name: jnp.float32(x) for name, x in {**twin.hyper, **hyper}.items()}
+        run = jax.jit(lambda s: jax.lax.scan(lambda s, _: twin.step(s), s, None, length=steps))
+        return jax.device_get(run(twin.init(jax.random.key(0), numbers))[1])
+
+    return train
 
 
-TWIN_CONFIG = ChartedConfig(
-    env=FILEOPS, path=PathConfig(events=RULES, demonstrator="compliant"), style="habit", prompts=4, replicas=2, every=40,
-)  # fmt: skip
-TWIN = make_charted(TWIN_CONFIG)
-
-
-def test_the_twin_s_samples_agree_with_its_exact_expectations():
+def test_the_twin_s_samples_agree_with_its_exact_expectations(trained):
     """Nothing is learned at rate 0, so 40 batches of 32 episodes are draws from what is computed."""
     got = trained(40, learning_rate=0.0)
     for name in ("violations", "count_discharged", "count_blind_write"):
@@ -146,7 +149,7 @@ def test_the_twin_s_samples_agree_with_its_exact_expectations():
     assert np.isnan(got["reward"][:-1]).all() and (got["reward_replica"][-1] > 0.5).all()
 
 
-def test_penalties_alone_teach_to_do_nothing_and_the_outcome_alone_does_not():
+def test_penalties_alone_teach_to_do_nothing_and_the_outcome_alone_does_not(trained):
     """Without an outcome, the best that can be done is to submit at once: no violation, and no success either."""
     alone = trained(160, outcome_weight=0.0, path_total=0.5)
     assert (alone["reward_replica"][-1] < 0.02).all() and (alone["violations_replica"][-1] < 0.05).all()
@@ -154,7 +157,7 @@ def test_penalties_alone_teach_to_do_nothing_and_the_outcome_alone_does_not():
     assert (outcome["reward_replica"][-1] > 0.95).all() and (outcome["violations_replica"][-1] > 0.5).all()
 
 
-def test_with_a_demonstration_in_every_group_the_twin_learns_the_compliant_way():
+def test_with_a_demonstration_in_every_group_the_twin_learns_the_compliant_way(trained):
     got = trained(160, path_weight=0.5, demonstrated=1.0, event_discharged=1.0)
     assert (got["gold_replica"][-1] > 0.9).all() and (got["violations_replica"][-1] < 0.1).all()
     assert (got["count_discharged_replica"][-1] > 1.8).all()

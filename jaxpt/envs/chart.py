@@ -47,8 +47,8 @@ def chart(env: Environment, task: Task, key: Key) -> Chart:
             tokens = jnp.arange(width)
             after = jax.vmap(lambda token: env.feed(task, state, token))(tokens)
             events = jax.vmap(lambda token: env.signals(task, state, token))(tokens)
-            outcome, asked = env.outcome(task, state), env.pending(task, state)
-            seen = Chart(tokens, asked, events * (asked == POLICY), outcome.reward, outcome.gold, env.features(task, state), state)
+            outcome, asked, names = env.outcome(task, state), env.pending(task, state), env.features(task, state)
+            seen = Chart(tokens, asked, events * (asked == POLICY), outcome.reward, outcome.gold, names, state)
             return seen, after, jax.vmap(lambda state: env.features(task, state))(after)
 
         return jax.vmap(one)(states)

@@ -52,7 +52,7 @@ class Environment(NamedTuple):
     oracle: Callable[[Task, State, Array, Array], Array]  # (task, state, key, style index) -> token
     # Where they exist:
     step_labels: Callable[[Task, Array], Array] | None = None  # response [T] -> [T] 1 right, 0 wrong, -1 none
-    features: Callable[[Task, State], Array] | None = None  # [F] float32
+    features: Callable[[Task, State], Array] | None = None  # [F] float32; for envs.chart, all but the clock
     corpus: Callable[[Array], Array] | None = None  # key -> tokens [prompt_len + response_len], 0-padded
     enumerate: Callable[[Task], tuple[Array, Array]] | None = None  # all responses: tokens [N,T], length [N]
 

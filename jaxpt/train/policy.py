@@ -58,7 +58,8 @@ class PolicyConfig:
         for name in ("refresh", "repeats"):
             if getattr(self, name) is not None:
                 common.check_positive(self, name)
-        if self.repeats is not None and any("max_rounds" in get(name).hyper for name in self.objectives):
+        selects = any("max_rounds" in get(name).hyper for name in self.objectives)
+        if self.repeats is not None and selects:
             raise ValueError("repeats: a row that draws groups again must know their size; set group instead")
         if self.replay is not None and (self.model.moe is None or self.model.moe.choice != "token"):
             raise ValueError("replay: expected None for a model in which no token chooses experts")
@@ -69,9 +70,8 @@ class PolicyConfig:
             raise ValueError(f"signal_rewards: {unknown[0]!r} is no signal of {self.env.name!r}, which has {spec.signals}")
         if self.path is not None:
             self.path.check(spec)
-        selects = any("max_rounds" in get(name).hyper for name in self.objectives)
-        if self.path is not None and self.path.demonstrator is not None and (selects or self.repeats is not None):
-            raise ValueError("path.demonstrator: expected None with `repeats`, or with a row that draws groups again")
+            if self.path.demonstrator is not None and (selects or self.repeats is not None):
+                raise ValueError("path.demonstrator: expected None with `repeats`, or with a row that draws groups again")
         common.check_vocab(self.model, self.env)
 
     def arm(self, name: str) -> dict[str, float]:
