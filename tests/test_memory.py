@@ -8,6 +8,7 @@ import pytest
 
 from jaxpt.cli import main
 from jaxpt.models import LoraConfig, ModelConfig, MoeConfig
+from jaxpt.models.layouts import json_of
 from jaxpt.train import memory, parallel
 from jaxpt.train.optim import OptimConfig
 
@@ -119,6 +120,20 @@ def test_the_table_is_readable(capsys):
         assert word in out
 
 
+def test_a_folder_stands_for_its_model(capsys, tmp_path):
+    """Its config.json alone: the weights are not looked at, and fields change what it says."""
+    cfg = model()
+    config = json_of(cfg, 64)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    numbers = ["--batch", "8", "--length", "16", "--fast", "--json"]
+    flags = [word for name in ("vocab", "d_model", "n_layers", "n_heads", "d_ff")
+             for word in (f"--{name.replace('_', '-')}", str(cfg.ff if name == "d_ff" else getattr(cfg, name)))]
+    folder = say(capsys, "--checkpoint", str(tmp_path), *numbers)
+    assert folder[0] == 0 and folder == say(capsys, *flags, *numbers)
+    deeper = say(capsys, "--checkpoint", str(tmp_path), "--n-layers", "3", *numbers)
+    assert json.loads(deeper[1])["parameters"] > json.loads(folder[1])["parameters"]
+
+
 def test_help_lists_every_field_of_the_model(capsys):
     code, out, _ = say(capsys, "--help")
     assert code == 0
@@ -142,6 +157,7 @@ def test_help_lists_every_field_of_the_model(capsys):
     (["--d-modl", "3"], "option --d-modl is unknown: did you mean --d-model?"),
     (["--batch", "x"], "--batch x: a whole number is expected"),
     (["--length", "1"], "prompt: got 1, expected at least 1 and less than length = 1"),
+    (["--checkpoint", "nowhere"], "expected the folder of a model"),
     (["--weights", "int8"], "weights: got 'int8', expected one of float32, bfloat16"),
 ])
 def test_errors_are_one_sentence(capsys, words, sentence):

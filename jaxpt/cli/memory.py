@@ -15,6 +15,7 @@ from jaxpt.lab.errors import UserError, expected
 
 AXES = ("data", "tensor", "expert", "sequence")
 OPTIONS = {
+    "--checkpoint": Option(str, None, "the model of this Hugging Face folder; fields change it"),
     "--mesh": Option(pairs(whole), (), "data=8,tensor=4: sizes of its axes data, tensor, expert, sequence (one device)"),
     "--batch": Option(whole, 32, "rows of an update: demonstrations, or episodes (32)"),
     "--length": Option(whole, 256, "tokens of a row (256)"),
@@ -47,6 +48,10 @@ def memory_command(words: Sequence[str]) -> int:
 
     moe = MoeConfig() if any(word.startswith("--moe.") for word in fields) else None
     default = ModelConfig(vocab=VOCAB, moe=moe)
+    if values["--checkpoint"] is not None:
+        from jaxpt.lab.checkpoint import read_config
+
+        default = read_config(values["--checkpoint"])[1]
     changed = read_fields(default, fields, OPTIONS)
     try:
         lora = None if values["--lora"] is None else LoraConfig(rank=values["--lora"])
