@@ -215,7 +215,7 @@ CLAIMS = (
     ),
     Claim(
         name="a_plain_sum_breeds_the_hack",
-        statement="The plain sum edits the test file in more episodes than success alone: of all ways to succeed it is the one "
+        statement="The plain sum edits the test file more often an episode than success alone: of all ways to succeed it is the one "
         "with the fewest violations that the start knows.",
         estimand=difference(tampered, "summed", "outcome"), margin=0.3,
         control_name=AGAIN, control=difference(tampered, "outcome_again", "outcome"),
