@@ -4,8 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 
 from jaxpt.models import ModelConfig, MoeConfig, make_model, stack_layers
+from jaxpt.models.mesh import AXES, spec_of
 from jaxpt.train.muon import RMS, is_hidden_matrix, scale_by_muon
 from jaxpt.train.optim import OptimConfig, make_optimizer
 
@@ -91,6 +93,36 @@ def test_every_expert_and_router_is_orthogonalised_by_itself_in_either_layout():
         for part in parts:
             values = np.linalg.svd(part, compute_uv=False) / (RMS * max(part.shape[-2:]) ** 0.5)
             assert (values > 0.5).all() and (values < 1.3).all(), name
+
+
+WIDE = {"n_heads": 2, "latent": 8, "latent_query": 8, "d_head": 8, "d_rope": 4, "d_value": 6}
+
+
+@pytest.mark.parametrize("fields", [{"qkv_bias": True}, {"qkv_bias": True, "scan": True}, WIDE, {**WIDE, "scan": True}],
+                         ids=["bias", "bias-stacked", "latent", "latent-stacked"])
+def test_biases_are_no_matrices_and_matrices_of_any_width_fall_apart(fields):
+    """Vectors move as by Adam, stacked or not; of latent attention keys and values are orthogonalised one by one, where
+    heads' values are narrower than their keys too. And of every matrix of layers a mesh knows how it is cut."""
+    cfg = ModelConfig(vocab=8, d_model=16, n_layers=2, **fields)
+    params = jax.eval_shape(make_model(cfg).init, jax.random.key(0))
+    params = jax.tree.map(lambda x: jnp.ones(x.shape), params)
+    grads = jax.tree.map_with_path(lambda path, x: jax.random.normal(jax.random.key(len(str(path))), x.shape), params)
+    louder = jax.tree.map_with_path(
+        lambda path, x: x.at[..., 2 * 8 :].multiply(100.0) if path[-1].key == "widen" else x, grads)
+
+    def directions(method, grads):
+        opt = make_optimizer(OptimConfig(method=method, clip=1e9), 1.0)
+        return jax.jit(lambda: opt.update(grads, opt.init(params), params)[0])()
+
+    muon, adam, loud = directions("muon", grads), directions("adamw", grads), directions("muon", louder)
+    for path, x in jax.tree_util.tree_leaves_with_path(muon):
+        name, other = path[-1].key, jax.tree_util.tree_leaves_with_path(adam)
+        by_adam = next(y for at, y in other if at == path)
+        vector = name.endswith(("scale", "bias"))
+        assert np.array_equal(x, by_adam) == (vector or not path[0].key.startswith("layer")), path
+        if path[0].key.startswith("layer") and not vector:
+            assert spec_of(path, x.shape, dict.fromkeys(AXES, 2)) != PartitionSpec(), path
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-3), muon, loud)
 
 
 def test_an_unknown_method_is_refused():

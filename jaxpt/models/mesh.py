@@ -28,7 +28,8 @@ from jaxpt.types import Array
 AXES = DATA, TENSOR, EXPERT, SEQUENCE = "data", "tensor", "expert", "sequence"
 ROWS = (DATA, EXPERT)  # the axes over which rows lie
 MATRICES = {  # leaf -> which axis cuts its rows, and which its columns
-    "embed": (TENSOR, DATA), "unembed": (DATA, TENSOR), "router": (DATA, None), "narrow": (DATA, None),
+    "embed": (TENSOR, DATA), "unembed": (DATA, TENSOR), "router": (DATA, None),
+    **dict.fromkeys(("narrow", "narrow_query"), (DATA, None)),
     **dict.fromkeys(("qkv", "query", "widen", "gate_up", "shared_gate_up"), (DATA, TENSOR)),
     **dict.fromkeys(("out", "down", "shared_down"), (TENSOR, DATA)),
 }

@@ -11,6 +11,7 @@ from optax.contrib import MuonDimensionNumbers
 
 from jaxpt.types import Params
 
+NO_MATRIX = ("scale", "bias")  # ends of the names of leaves that are vectors, though layers may be stacked
 RMS = 0.2  # of an update's entries, as AdamW's are: one learning rate fits both (Liu et al. 2025, 2502.16982)
 
 
@@ -45,13 +46,15 @@ def cuts(name: str, layer: Params) -> list[int]:
         return [queries, (queries + layer["attn"]["qkv"].shape[-1]) // 2]
     if name == "narrow":
         return [layer["attn"]["widen"].shape[-2]]
-    halves = {"widen": ("attn",), "gate_up": ("mlp", "moe"), "shared_gate_up": ("moe",)}.get(name, ())
+    if name == "widen":
+        return [layer["attn"]["widen"].shape[-1] - layer["attn"]["out"].shape[-2]]  # keys, then values as wide as `out` is high
+    halves = {"gate_up": ("mlp", "moe"), "shared_gate_up": ("moe",)}.get(name, ())
     return [layer[part][name].shape[-1] // 2 for part in halves if part in layer]
 
 
 def is_hidden_matrix(params: Params) -> Params:
-    """True for the matrices of layers: routers', every expert's. Embeddings, unembedding, norm scales, routers' biases and
+    """True for the matrices of layers: routers', every expert's. Embeddings, unembedding, norm scales, biases and
     adapters (thin matrices, which may be 0) are not for Muon."""
     return jax.tree.map_with_path(
-        lambda path, x: path[0].key.startswith("layer") and path[-1].key not in ("scale", "bias"), params
+        lambda path, x: path[0].key.startswith("layer") and not path[-1].key.endswith(NO_MATRIX), params
     )

@@ -10,7 +10,7 @@ import optax
 
 from jaxpt.models.lora import joined, moving
 from jaxpt.ops.dots import DOTS
-from jaxpt.train.muon import is_hidden_matrix, scale_by_muon
+from jaxpt.train.muon import NO_MATRIX, is_hidden_matrix, scale_by_muon
 from jaxpt.train.spikes import clip_by_z_score
 from jaxpt.types import Array, Params
 
@@ -134,10 +134,10 @@ def _has_gradient(params: Params) -> Params:
 
 
 def _is_matrix(params: Params) -> Params:
-    """Everything but the norms' scales (matrices only where layers are stacked), routers' biases, and what is frozen under
-    adapters."""
-    other = {"scale", "bias", "base", "alpha", "rank"}
-    return jax.tree.map_with_path(lambda path, x: not {path[0].key, path[-1].key} & other, params)
+    """Everything but norms' scales and biases (matrices only where layers are stacked), and what is frozen under adapters."""
+    frozen = {"base", "alpha", "rank"}
+    moves = lambda path: not {path[0].key, path[-1].key} & frozen and not path[-1].key.endswith(NO_MATRIX)  # noqa: E731
+    return jax.tree.map_with_path(lambda path, x: moves(path), params)
 
 
 def _direction(cfg: OptimConfig) -> optax.GradientTransformation:
@@ -179,5 +179,5 @@ def rounded(cfg: OptimConfig, params: Params) -> Params:
     """Matrices in the type that the model reads; norms' scales, biases and numbers stay as they are."""
     if cfg.weights == "float32":
         return params
-    fits = lambda path, x: x.ndim > 1 and not path[-1].key.endswith(("scale", "bias"))  # noqa: E731
+    fits = lambda path, x: x.ndim > 1 and not path[-1].key.endswith(NO_MATRIX)  # noqa: E731
     return jax.tree.map_with_path(lambda path, x: x.astype(cfg.weights) if fits(path, x) else x, params)
