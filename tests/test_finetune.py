@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +29,8 @@ END = 258
 CFG = ModelConfig(vocab=259, d_model=16, n_layers=1, n_heads=2)
 ADAPTED = replace(CFG, lora=LoraConfig(rank=2))
 WORDS = ("red", "green", "blue", "cyan", "grey")
-ROWS = [{"prompt": f"{i % 5}: ", "response": WORDS[i % 5], "chosen": WORDS[i % 5], "rejected": WORDS[(i + 1) % 5]} for i in range(30)]
+ROWS = [{"prompt": f"{i % 5}: ", "response": WORDS[i % 5], "chosen": WORDS[i % 5], "rejected": WORDS[(i + 1) % 5]}
+        for i in range(30)]
 FOLDERS = {"config.json", "chunks", "metrics.jsonl", "curves.npz", "figure.png", "report.md", "model", "lock"}
 GRPO = {"method": "grpo", "verifier": "e", "new": 8, "length": 16}
 
@@ -153,7 +155,7 @@ def test_shares_of_a_batch_add_up(drawn):
     for cfg in (whole, parts):
         frozen, state = tuning.begin(cfg, jax.random.key(1), drawn)
         state["trained"] = jax.tree.map(lambda x: x + 0.1, state["trained"])  # no longer the reference
-        results.append(jax.jit(lambda f, s, b, cfg=cfg: tuning.update(cfg, f, s, b))(frozen, state, jax.tree.map(jnp.asarray, pairs)))
+        results.append(jax.jit(partial(tuning.update, cfg))(frozen, state, jax.tree.map(jnp.asarray, pairs)))
     (one, metrics), (two, shared) = results
     assert metrics["loss"] != pytest.approx(np.log(2), abs=1e-4)
     for name in ("loss", "accuracy", "grad_norm"):
@@ -188,7 +190,9 @@ def test_responses_are_masked_by_place():
 
 def test_an_answer_s_tokens_are_those_behind_its_prompt(tmp_path):
     """A tokenizer of pairs of letters: where the seam falls inside a pair, the answer is read by itself."""
-    pairs = lambda text: [1, *(ord(a[0]) * 256 + ord(a[1:] or "\0") for a in (text[i : i + 2] for i in range(0, len(text), 2)))]  # noqa: E731
+    def pairs(text):
+        return [1, *(ord(text[i]) * 256 + ord(text[i + 1 : i + 2] or "\0") for i in range(0, len(text), 2))]
+
     words = tokenizer.Tokenizer(pairs, str, (9,), lambda text: pairs(text)[1:])
     file = tmp_path / "rows.jsonl"
     rows = [{"prompt": "ab", "response": "cd"}, {"prompt": "abc", "response": "de"}, {"prompt": "", "response": ""}]
@@ -216,12 +220,13 @@ def test_which_rows_a_method_can_follow():
 
 def words_of(place, method, steps=12):
     more = ["--method", "grpo", "--verifier", str(place / "judge.py:count_e"), "--new", "8", "--length", "16"]
-    return ["finetune", "--checkpoint", str(place / "tiny"), "--data", str(place / "rows.jsonl"), "--bytes", "--learning-rate", "1e-2",
-            "--steps", str(steps), "--every", "1", *(more if method == "grpo" else ["--method", method])]
+    return ["finetune", "--checkpoint", str(place / "tiny"), "--data", str(place / "rows.jsonl"), "--bytes", "--every", "1",
+            "--steps", str(steps), "--learning-rate", "1e-2", *(more if method == "grpo" else ["--method", method])]
 
 
 def start(words, out, **more):
-    env = {**os.environ, **more, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "JAXPT_CACHE": jax.config.jax_compilation_cache_dir}
+    env = {**os.environ, **more, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+           "JAXPT_CACHE": jax.config.jax_compilation_cache_dir}
     code = "import sys; from jaxpt.cli import main; sys.exit(main())"
     return subprocess.Popen([sys.executable, "-c", code, *words, "--out", str(out)], env=env, text=True,
                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -66,7 +66,9 @@ class Settings:
     bytes: bool = False
 
     def __post_init__(self):
-        within(self, 1, np.inf, "steps", "batch", "group", "new", "every", *(["lora_rank"] if self.lora_rank is not None else []))
+        within(self, 1, np.inf, "steps", "batch", "group", "new", "every")
+        if self.lora_rank is not None:
+            within(self, 1, np.inf, "lora_rank")
         within(self, 0, np.inf, "micro")
         within(self, 0, 2**31 - 1, "seed")
         within(self, 2, np.inf, "length")
@@ -114,7 +116,7 @@ class Result(NamedTuple):
 
 
 def run(settings: Settings, verifier: Verifier | None = None, *, out: str | Path = "runs", save: str | Path | None = None,
-        resume: bool = False, command: str = "", on_progress: Callable[[dict[str, Any]], None] = lambda message: None) -> Result:
+        resume: bool = False, on_progress: Callable[[dict[str, Any]], None] = lambda message: None) -> Result:
     """Trains, saves the model in `save` (the run folder's model/ by default) and reports. UserError for bad input, RunFailed
     where the loss is no number."""
     if save is not None and not resume:
@@ -133,10 +135,11 @@ def run(settings: Settings, verifier: Verifier | None = None, *, out: str | Path
             "bad": job.texts.bad, "cut": job.texts.cut, "versions": identity.versions(),
             "git": identity.git_revision(Path(jaxpt.__file__).parent), "runs": [],
         }
-        entry = {"command": command or shlex.join(_words(settings)), "seeds": [settings.seed]}
+        entry = {"command": shlex.join(_words(settings)), "seeds": [settings.seed]}
         record["runs"] = [*record["runs"], entry | {"finished": False}]
         store.write_json(folder / "config.json", record)
-        on_progress({"kind": "plan", "folder": folder, "seeds": [settings.seed], "steps": {STAGE: settings.steps}, "workers": 1})
+        plan = {"folder": folder, "seeds": [settings.seed], "steps": {STAGE: settings.steps}, "workers": 1}
+        on_progress({"kind": "plan", **plan})
         chunks, params = _compute(job, folder, identity.digest(same_run), on_progress)
         place = folder / "model" if save is None else Path(save).expanduser()
         _save(job, place, params)

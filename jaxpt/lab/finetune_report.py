@@ -14,7 +14,10 @@ from jaxpt.lab.store import Chunk
 
 SHOWN = {  # method -> metric -> what it is
     "sft": {"loss": "negative log-likelihood of a response's token, in nats"},
-    "dpo": {"loss": "objective", "accuracy": "share of pairs in which the chosen response is the one preferred"},
+    "dpo": {
+        "loss": "objective",
+        "accuracy": "share of pairs whose chosen response has the higher reward: of none, where the policy is its own reference",
+    },
     "grpo": {"reward": "mean reward: of drawn completions in training, of the most probable one of held-out prompts"},
 }
 
@@ -36,13 +39,14 @@ def picture(method: str, curves: Mapping[str, np.ndarray], stage: str, footer: s
     panels = []
     for name, words in SHOWN[method].items():
         places = {"training": stage, "held out": "held_out"}
-        of = lambda what: {label: f"{at}/{what}" for label, at in places.items() if f"{at}/{name}" in curves}  # noqa: B023, E731
-        panels.append(Panel(name, of(name), ylabel=words.partition(":")[0].partition(",")[0], x=of("step")))
+        measured = {label: at for label, at in places.items() if f"{at}/{name}" in curves}
+        series, steps = ({label: f"{at}/{what}" for label, at in measured.items()} for what in (name, "step"))
+        panels.append(Panel(name, series, ylabel=words.partition(":")[0].partition(",")[0], x=steps))
     return figure(panels, curves, f"fine-tuning by {method}", footer)
 
 
-def report(method: str, objective: str, record: Mapping[str, Any], curves: Mapping[str, np.ndarray], before: Mapping[str, float],
-           after: Mapping[str, float], place: Path, seconds: float) -> str:
+def report(method: str, objective: str, record: Mapping[str, Any], curves: Mapping[str, np.ndarray],
+           before: Mapping[str, float], after: Mapping[str, float], place: Path, seconds: float) -> str:
     rows = []
     for name, words in SHOWN[method].items():
         curve = curves[f"finetune/{name}"][0]

@@ -118,8 +118,8 @@ def update(cfg: FinetuneConfig, frozen: Params, state: dict, batch: Any) -> tupl
 
 
 def examine(cfg: FinetuneConfig, frozen: Params, trained: Params, batch: Any) -> Metrics:
-    """Of demonstrations the loss of a token, in nats; of pairs the objective and the share of them in which the chosen
-    response is the one preferred."""
+    """Of demonstrations the loss of a token, in nats; of pairs the objective and the share of them whose chosen
+    response has the higher reward by its row: of none, where the policy is its own reference."""
     if cfg.method == "sft":
         model = make_model(cfg.model)
         logp = _stats(cfg, model, joined(cfg, frozen, trained), batch.tokens, ("logp",))["logp"]

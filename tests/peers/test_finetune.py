@@ -46,8 +46,8 @@ def test_the_saved_folder_gives_transformers_the_same_logits(peer, place, tmp_pa
     torch, transformers = peer("torch"), peer("transformers")
     more = ["--verifier", f"{place}/judge.py:judge", "--new", 8, "--length", 32] if method == "grpo" else []
     full = ["--full"] if method == "dpo" else []
-    words = ["run", "finetune", "--checkpoint", place / "base", "--data", place / "rows.jsonl", "--method", method, "--steps", 6,
-             "--learning-rate", 1e-2, "--save", tmp_path / "saved", "--out", tmp_path / "runs", *more, *full]
+    words = ["run", "finetune", "--checkpoint", place / "base", "--data", place / "rows.jsonl", "--method", method,
+             "--steps", 6, "--learning-rate", 1e-2, "--save", tmp_path / "saved", "--out", tmp_path / "runs", *more, *full]
     assert main(list(map(str, words))) == 0
     ours = checkpoint.read(tmp_path / "saved")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved").eval()
