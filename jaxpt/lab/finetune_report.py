@@ -16,7 +16,7 @@ SHOWN = {  # method -> metric -> what it is
     "sft": {"loss": "negative log-likelihood of a response's token, in nats"},
     "dpo": {
         "loss": "objective",
-        "accuracy": "share of pairs whose chosen response has the higher reward: of none, where the policy is its own reference",
+        "accuracy": "share of pairs whose chosen response has the higher reward: of none, where policy and reference are one",
     },
     "grpo": {"reward": "mean reward: of drawn completions in training, of the most probable one of held-out prompts"},
 }
