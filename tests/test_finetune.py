@@ -22,7 +22,7 @@ from jaxpt.lab import checkpoint, prompts, store, tokenizer
 from jaxpt.lab.errors import RunFailed, UserError
 from jaxpt.lab.finetune import Settings, run
 from jaxpt.models import LoraConfig, ModelConfig, make_model
-from jaxpt.models.layouts import tensors_of
+from jaxpt.models.tensors import tensors_of
 from jaxpt.train import finetune as tuning
 
 END = 258

@@ -28,7 +28,8 @@ from jaxpt.lab.merge import metric_lines
 from jaxpt.lab.prompts import Text, Texts, Verifier
 from jaxpt.lab.worker import from_leaves, to_leaves
 from jaxpt.models import LoraConfig, stack_layers
-from jaxpt.models.layouts import layout_of, tensors_of
+from jaxpt.models.layouts import layout_of
+from jaxpt.models.tensors import tensors_of
 from jaxpt.ops.sampling import row_keys
 from jaxpt.train import finetune as tuning
 from jaxpt.train.finetune import METHODS, FinetuneConfig
@@ -324,11 +325,11 @@ def _free(place: Path) -> None:
 def _save(job: Job, place: Path, params: Any) -> None:
     """The model's folder; one that an earlier run has written before it was ended is the same, bit for bit, and stays."""
     if place.is_dir() and any(place.iterdir()):
-        kind, dtype = layout_of(job.read.config), safetensors.TYPES[safetensors.NAMES[job.read.dtype]]
+        kind, types = layout_of(job.read.config), safetensors.TYPES
+        as_stored = lambda name, x: x.astype(types[safetensors.NAMES[job.read.dtypes[name]]]).astype(np.float32)  # noqa: E731
         there, ours = checkpoint.read(place), tensors_of(job.cfg.model, kind, params)
         found = tensors_of(there.cfg, kind, there.params) if there.config.get("model_type") == kind else {}
-        if found.keys() != ours.keys() or not all(
-                np.array_equal(x, ours[name].astype(dtype).astype(np.float32)) for name, x in found.items()):
+        if found.keys() != ours.keys() or not all(np.array_equal(x, as_stored(name, ours[name])) for name, x in found.items()):
             raise UserError(f"--save {place} is there already and holds another model: expected the name of a new folder.")
         return
     checkpoint.write(place, job.cfg.model, params, like=job.read)

@@ -100,7 +100,7 @@ def moving(params: Params) -> Params:
     frozen base, routers' biases (which move without gradients). Optimizers, gradients and copies are of this part."""
     if "lora" not in params:
         return {name: moving(x) if isinstance(x, dict) else x for name, x in params.items()}
-    biases = _biases(params["base"])
+    biases = _biases(params.get("base", {}))
     return {"lora": params["lora"]} | ({"base": biases} if biases else {})
 
 

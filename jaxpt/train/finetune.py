@@ -26,7 +26,8 @@ from jaxpt.ops.sampling import greedy, sampler
 from jaxpt.rollout import complete
 from jaxpt.train.collect import episode_metrics
 from jaxpt.train.common import accumulate, check_positive, means, shares
-from jaxpt.train.optim import OptimConfig, apply_update, make_optimizer
+from jaxpt.train.optim import OptimConfig, apply_update, start_optimizer
+from jaxpt.train.parallel import ONE
 from jaxpt.train.rows import constants
 from jaxpt.types import Array, Key, Metrics, Params, Trajectory
 
@@ -86,7 +87,8 @@ def begin(cfg: FinetuneConfig, key: Key, params: Params) -> tuple[Params, dict[s
         frozen, trained = ({"reference": params} if "ref_logp" in cfg.row.needs else {}), whole
     else:
         frozen, trained = {name: x for name, x in whole.items() if name != "lora"}, {"lora": whole["lora"]}
-    return frozen, {"trained": trained, "opt": make_optimizer(cfg.optim).init(trained)}
+    trained, opt = start_optimizer(cfg.optim, trained)
+    return frozen, {"trained": trained, "opt": opt}
 
 
 def joined(cfg: FinetuneConfig, frozen: Params, trained: Params) -> Params:
@@ -110,7 +112,7 @@ def update(cfg: FinetuneConfig, frozen: Params, state: dict, batch: Any) -> tupl
     def loss(trained, part):
         return _loss(cfg, frozen, trained, part, totals, hyper)
 
-    value, metrics, grads = accumulate(loss, state["trained"], parts, cfg.micro)
+    value, metrics, grads = accumulate(loss, state["trained"], parts, cfg.micro, ONE)
     trained, opt, norm = apply_update(cfg.optim, cfg.optim.learning_rate, grads, state["opt"], state["trained"])
     if cfg.method == "grpo":
         metrics |= {name: x for name, x in episode_metrics(batch).items() if name in EPISODES}
