@@ -12,19 +12,20 @@ forked, at equal product FLOPs, into
 and scored on hands as in training, on held-out hands, and under COUNT, where J, Q, K are 11, 12, 13 instead of 10: a rule
 that all know from pre-training and none is trained on. One try, no feedback: with retries (--tries 3) what is compared
 includes a format that RL alone has trained on. Claims are on greedy answers, because RL sharpens and would be ahead at
-T = 1 for that alone. Two cards and one rate per arm, as it was tried on two tuning seeds: SWEEP would choose rates by the
-success on held-out hands, never by COUNT, and has not been run.
+T = 1 for that alone. Two cards. Rates are those of SWEEP, chosen by the success on held-out hands, never by COUNT, on seeds
+10000 and 10001; those of the start and of diverse rules lie at the end of what was tried (2e-3).
 
 Source: Chu et al. 2025 (arXiv 2501.17161; GeneralPoints); the counter-claim, that SFT fails for its frozen prompts, is
 that of arXiv 2510.00237. Hands under COUNT have a face card, as there; `faces` is the same population under TEN, so that
 what is harder about these hands can be told from what is another rule.
 Command: jaxpt run sft_vs_rl
-Expected (seeds 0 to 7): all controls refuted. More SFT is at 1.00 on hands of training and 0.48 on held-out ones, RL at 0.75 and
-0.47. Under COUNT the start has 0.08, SFT 0.04, RL 0.12 and diverse rules 0.52, so that the counter-claim is supported, and so
-is that RL needs the start: without it no answer is ever right. What SFT loses and RL gains there is of the size of the
-margins, and eight seeds do not decide it; nor do they the memory of hands, whose gap of 0.25 varies as much. The start is
-near the floor under COUNT: a gentler one would leave more to lose.
-Minutes: 15 on two busy cores (8 seeds); --tier smoke a minute.
+Expected (seeds 0 to 15): all controls refuted. More SFT is at 1.00 on hands of training and 0.45 on held-out ones, RL at 0.83
+and 0.47: that SFT memorises more is of the right sign and underpowered (0.18 [0.06, 0.30], margin 0.05). Under COUNT neither
+differs from the start by the margins: start 0.05, SFT 0.03, RL 0.04, so that "SFT forgets", "RL gains" and "RL beats SFT" are
+refuted here, while SFT on diverse rules is at 0.38: the counter-claim is supported. So is that RL needs the start: without it
+no answer is ever right. The start is near the floor under COUNT, so little can be lost there. With the untuned rates of a
+first run (1e-3 for SFT, a start at 0.08 under COUNT; seeds 0 to 7) RL was 0.08 [0.00, 0.15] ahead of SFT there.
+Minutes: 9 on two busy cores (16 seeds); --tier smoke a minute.
 """
 
 import math
