@@ -98,3 +98,9 @@ def test_every_row_has_the_contract_s_loss(name):
     assert all(parameters[k].default is None for k, arg in args.items() if arg.optional and k in parameters)
     assert ("totals" in parameters) == (row.family != "length_shaping")
     assert name == name.lower() and set(row.needs) <= {"logp", "values", *(arg.optional for arg in args.values()), *GIVEN}
+
+
+def test_test_files_have_names_of_their_own():
+    """pytest imports them by name alone, so that of two with one name it collects one and stops at the other."""
+    names = [file.name for file in (ROOT / "tests").rglob("test_*.py")]
+    assert len(names) > 50 and sorted(names) == sorted(set(names))
