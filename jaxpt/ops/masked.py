@@ -71,7 +71,8 @@ def exp_excess(x: Array) -> Array:
     y = jnp.where(near, x, 0.0)
     series = 0.5 * y**2 * (1 + y / 3 * (1 + y / 4 * (1 + y / 5 * (1 + y / 6))))
     far = jnp.where(near, 1.0, x)
-    return jnp.where(near, series, bounded_exp(far) - 1.0 - far)
+    rise = jnp.expm1(jnp.minimum(far, 20.0)) + jnp.exp(20.0) * jnp.maximum(far - 20.0, 0.0)  # bounded_exp - 1, no digit lost
+    return jnp.where(near, series, rise - far)
 
 
 def group_sum(x: Array, group: Array, mask: Array) -> Array:
