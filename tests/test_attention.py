@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpt.ops.attention import attention, attention_value, cache_mask, causal_mask, rope
+from jaxpt.ops.attention import attention, attention_value, cache_mask, causal_mask, frequencies, rope
 from jaxpt.ops.dots import dot
 
 B, T, S, H, G, K = 2, 5, 7, 4, 2, 6
+SLOW = frequencies(1e4, K)
 seeds = st.integers(0, 2**31 - 1)
 
 
@@ -96,13 +97,13 @@ def test_rotated_scores_depend_on_differences_only(seed, shift):
     rng = np.random.default_rng(seed)
     q, k = rng.normal(size=(2, B, T, H, K)).astype(np.float32)
     at = rng.integers(500, 1000, size=(B, T))
-    score = jax.jit(lambda p: jnp.einsum("bthk,bshk->bhts", rope(q, p, 1e4), rope(k, p, 1e4)))
+    score = jax.jit(lambda p: jnp.einsum("bthk,bshk->bhts", rope(q, p, SLOW), rope(k, p, SLOW)))
     np.testing.assert_allclose(score(at), score(at + shift), atol=5e-3)  # float32 angles near 1000 radians
-    norms = [np.linalg.norm(x, axis=-1) for x in (q, rope(q, at, 1e4))]
+    norms = [np.linalg.norm(x, axis=-1) for x in (q, rope(q, at, SLOW))]
     np.testing.assert_allclose(*norms, rtol=1e-5)
-    np.testing.assert_array_equal(rope(q, np.zeros((B, T), int), 1e4), q)
-    moved = rope(k, at + 1, 1e4)
-    assert np.abs(jnp.einsum("bthk,bshk->bhts", rope(q, at, 1e4), moved) - score(at)).max() > 1e-2
+    np.testing.assert_array_equal(rope(q, np.zeros((B, T), int), SLOW), q)
+    moved = rope(k, at + 1, SLOW)
+    assert np.abs(jnp.einsum("bthk,bshk->bhts", rope(q, at, SLOW), moved) - score(at)).max() > 1e-2
 
 
 def test_rope_turns_pairs_as_complex_numbers():
@@ -110,7 +111,7 @@ def test_rope_turns_pairs_as_complex_numbers():
     positions = np.random.default_rng(1).integers(0, 50, size=(B, T))
     turn = np.exp(1j * positions[..., None, None] * 100.0 ** (-2 * np.arange(K // 2) / K))
     z = (x[..., : K // 2] + 1j * x[..., K // 2 :]) * turn
-    np.testing.assert_allclose(rope(x, positions, 100.0), np.concatenate([z.real, z.imag], -1), atol=1e-5)
+    np.testing.assert_allclose(rope(x, positions, frequencies(100.0, K)), np.concatenate([z.real, z.imag], -1), atol=1e-5)
 
 
 @given(seeds)

@@ -1,23 +1,18 @@
 """Rotary positions at the frequencies that a config asks for."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxpt.models.config import ModelConfig, RopeScaling
-from jaxpt.ops.attention import rope
+from jaxpt.ops.attention import frequencies, rope
 from jaxpt.types import Array
 
 
 def turned(x: Array, positions: Array, cfg: ModelConfig) -> Array:
     """x [B,T,H,K] (K even) at integer positions [B,T] or [1,T], as ops.attention.rope pairs the entries."""
     if cfg.rope_scaling is None:
-        return rope(x, positions, cfg.rope_theta)
-    pairs = jnp.stack(jnp.split(x, 2, axis=-1), axis=-1)
-    frequency = jnp.asarray(slowed(cfg.rope_theta, x.shape[-1], cfg.rope_scaling), jnp.float32)
-    # A pair alone turns by its position: one of another frequency stands elsewhere.
-    pairs = jax.vmap(lambda pair, f: rope(pair, positions * f, cfg.rope_theta), (3, 0), 3)(pairs, frequency)
-    return jnp.concatenate([pairs[..., 0], pairs[..., 1]], axis=-1)
+        return rope(x, positions, frequencies(cfg.rope_theta, x.shape[-1]))
+    return rope(x, positions, jnp.asarray(slowed(cfg.rope_theta, x.shape[-1], cfg.rope_scaling), jnp.float32))
 
 
 def slowed(theta: float, width: int, scaling: RopeScaling) -> np.ndarray:

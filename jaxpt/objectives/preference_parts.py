@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jaxpt.objectives.parts import Part
 from jaxpt.objectives.reduction import Totals
-from jaxpt.ops.masked import bounded_exp, keep, masked_mean, masked_sum, stop
+from jaxpt.ops.masked import bounded_exp, bounded_expm1, keep, masked_mean, masked_sum, stop
 from jaxpt.types import Array
 
 softplus = jax.nn.softplus
@@ -37,11 +37,6 @@ def log1mexp(x: Array, edge: float = 1e-10) -> Array:
     by_expm1 = jnp.log(-jnp.expm1(jnp.where(near, inside, -1.0)))
     by_log1p = jnp.log1p(-jnp.exp(jnp.where(near, -1.0, inside)))
     return jnp.where(near, by_expm1, by_log1p) - jnp.maximum(x + edge, 0.0) / edge
-
-
-def bounded_expm1(x: Array, bound: float = 20.0) -> Array:
-    """exp(x) - 1 without cancellation near 0, with the linear tail of bounded_exp."""
-    return jnp.expm1(jnp.minimum(x, bound)) + jnp.exp(bound) * jnp.maximum(x - bound, 0.0)
 
 
 def _length_desensitised(x: Array, mask: Array, public: Array, *, ld_alpha: float) -> Array:

@@ -9,15 +9,20 @@ from jaxpt.types import Array
 FILL = jnp.finfo(jnp.float32).min  # a masked score; finite, so that FILL - FILL is 0 and not NaN
 
 
-def rope(x: Array, positions: Array, theta: float) -> Array:
+def frequencies(theta: float, width: int) -> Array:
+    """[width / 2] radians per position of each pair, theta^(-2i/width)."""
+    half = width // 2
+    return theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+
+
+def rope(x: Array, positions: Array, frequency: Array) -> Array:
     """Rotary embedding of x [B,T,H,K] (K even) at integer positions [B,T] (or [1,T]).
 
-    Pair i, made of the entries i and i + K/2, turns by the angle position * theta^(-2i/K), so
+    Pair i, made of the entries i and i + K/2, turns by the angle position * frequency[i], so
     that scores of rotated queries and keys depend on differences of positions only
     (Su et al. 2021, arXiv:2104.09864; the pairing of halves is GPT-NeoX's).
     """
     half = x.shape[-1] // 2
-    frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
     angle = positions[:, :, None, None].astype(jnp.float32) * frequency[None, None, None]
     cos, sin = jnp.cos(angle), jnp.sin(angle)
     a, b = x[..., :half], x[..., half:]

@@ -1,4 +1,4 @@
-"""The one function that owns shift, temperature, support and gather.
+"""The functions that own shift, temperature, support and gather.
 
 Objectives ask for statistics of the decisions in a batch. Logits of more than `chunk` positions are never
 held: the vocabulary product runs over chunks, and the backward pass computes each of them again.
@@ -66,6 +66,11 @@ def token_stats(
     else:
         out = stats(inputs, W, None if other is None else other[1])
     return jax.tree.map(lambda x: jnp.pad(x.reshape(B, T - 1), ((0, 0), (1, 0))), out)
+
+
+def decision_logits(hidden: Array, W: Array) -> Array:
+    """[B,T,V]: those that decide tokens[:, t], for losses over whole distributions; index 0 is 0. hidden [B,T,D], W [D,V]."""
+    return jnp.pad(hidden[:, :-1] @ W, ((0, 0), (1, 0), (0, 0)))
 
 
 def _logits(hidden: Array, W: Array, temperature: float | Array, kept: Array | None) -> Array:

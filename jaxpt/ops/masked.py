@@ -65,14 +65,18 @@ def bounded_exp(x: Array, bound: float = 20.0) -> Array:
     return jnp.exp(jnp.minimum(x, bound)) * (1.0 + jnp.maximum(x - bound, 0.0))
 
 
+def bounded_expm1(x: Array, bound: float = 20.0) -> Array:
+    """exp(x) - 1 without cancellation near 0, with the linear tail of bounded_exp."""
+    return jnp.expm1(jnp.minimum(x, bound)) + jnp.exp(bound) * jnp.maximum(x - bound, 0.0)
+
+
 def exp_excess(x: Array) -> Array:
     """exp(x) - 1 - x >= 0 without cancellation near 0, and with the linear tail of bounded_exp."""
     near = jnp.abs(x) < 0.1
     y = jnp.where(near, x, 0.0)
     series = 0.5 * y**2 * (1 + y / 3 * (1 + y / 4 * (1 + y / 5 * (1 + y / 6))))
     far = jnp.where(near, 1.0, x)
-    rise = jnp.expm1(jnp.minimum(far, 20.0)) + jnp.exp(20.0) * jnp.maximum(far - 20.0, 0.0)  # bounded_exp - 1, no digit lost
-    return jnp.where(near, series, rise - far)
+    return jnp.where(near, series, bounded_expm1(far) - far)
 
 
 def group_sum(x: Array, group: Array, mask: Array) -> Array:

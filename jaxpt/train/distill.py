@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxpt.models import Model, ModelConfig, make_model
 from jaxpt.objectives import get
 from jaxpt.objectives.distillation import annealed
-from jaxpt.ops.logprobs import token_stats
+from jaxpt.ops.logprobs import decision_logits, token_stats
 from jaxpt.ops.masked import weighed
 from jaxpt.ops.sampling import row_keys, sampler
 from jaxpt.rollout import generate
@@ -140,5 +140,4 @@ def decisions(model: Model, params: Params, tokens: Array) -> tuple[dict[str, Ar
     """token_stats' logp and entropy [B,T], and the logits [B,T,V] that decide tokens[:, t]; 0 at index 0."""
     hidden, _ = model.forward(params, tokens)
     W = model.unembed(params)
-    logits = jnp.pad(hidden[:, :-1] @ W, ((0, 0), (1, 0), (0, 0)))
-    return token_stats(hidden, W, tokens, want=("logp", "entropy")), logits
+    return token_stats(hidden, W, tokens, want=("logp", "entropy")), decision_logits(hidden, W)
