@@ -9,7 +9,7 @@ from scipy import integrate, optimize
 from jaxpt.scaling import chinchilla as ch
 from jaxpt.scaling import uncertainty as un
 from jaxpt.scaling.frontier import exponent, optimum
-from jaxpt.scaling.robust import continuation, huber, penalty, value
+from jaxpt.scaling.robust import continuation, huber, location, penalty, value
 from jaxpt.scaling.study import study
 
 TRUE = np.array([406.4, 410.7, 1.69, 0.34, 0.28])  # Hoffmann et al. 2022, as printed
@@ -176,11 +176,48 @@ def test_resampling_is_what_it_says(noisy):
     wild = un.draws(noisy, "wild", 50, 1)["y"] - fitted
     np.testing.assert_allclose(np.abs(wild), np.broadcast_to(np.abs(noisy.residuals), wild.shape), atol=1e-14)
     residual = un.draws(noisy, "residual", 50, 1)["y"] - fitted
-    assert set(residual.ravel().round(12)) <= set((noisy.residuals - noisy.residuals.mean()).round(12))
+    centred = noisy.residuals + location(-noisy.residuals, noisy.data.weight, noisy.deltas[-1])
+    assert set(residual.ravel().round(12)) <= set(centred.round(12))
     np.testing.assert_array_equal(un.refits(noisy, "case", 20, 7).params, un.refits(noisy, "case", 20, 7).params)
     assert np.any(un.refits(noisy, "case", 20, 7).params != un.refits(noisy, "case", 20, 8).params)
     with pytest.raises(ValueError, match="clusters"):
         un.draws(noisy, "cluster", 2, 0)
+
+
+def test_residuals_are_drawn_about_the_centre_of_their_own_loss():
+    N, D, loss = runs()
+    loss = loss * np.exp(1e-4 * np.random.default_rng(3).normal(size=N.size))
+    loss[::7] *= 1.5  # their mean is far from where Huber's loss puts the law
+    found = ch.fit(ch.prepare(N, D, loss))
+    E = un.refits(found, "residual", 200, 0).params[:, 2]
+    assert abs(np.median(E) - found.params[2]) < 0.5 * np.std(E)
+
+
+@pytest.mark.parametrize("shape", [1e-3, np.inf, ("student", 1e-2), ("asymmetric", 1e-2)])
+def test_location_is_the_constant_that_fits_best(shape):
+    r, w = np.random.default_rng(0).normal(0.02, 0.05, 31) ** 3 + 0.1, np.linspace(0.5, 2, 31)
+    m = location(r, w, shape)
+    grid = m + np.linspace(-1e-4, 1e-4, 41)
+    costs = [np.sum(w * penalty(r - at, shape).rho) for at in grid]
+    assert grid[np.argmin(costs)] == pytest.approx(m, abs=6e-6)
+    if shape == np.inf:
+        assert m == pytest.approx(np.average(r, weights=w), abs=1e-15)
+
+
+@pytest.mark.parametrize("seed", [41, 117, 208])
+def test_a_profile_that_begins_where_the_law_overflows_ends_where_the_objective_says(seed):
+    rng = np.random.default_rng(seed)
+    n = rng.integers(6, 30)
+    N, D = (np.exp(rng.uniform(np.log(low), np.log(1e3 * low), n)) for low in (1e6, 1e8))
+    noise = rng.choice([1e-4, 1e-2, 0.1]) * rng.standard_t(2, n)
+    found = ch.fit(ch.prepare(N, D, ch.law(np.array([400, 2000, 1.8, 0.34, 0.36]), N, D) * np.exp(noise)))
+    limits = un.profile_intervals(found)
+    E, s = limits[2, 1], un.dispersion(found, found.slopes)[0]
+    start, free = found.theta[None].copy(), np.arange(5)[None] != 2
+    start[0, 2] = np.log(E)
+    above = found.solve(start, found.deltas[-1:], free=free, tolerance=1e-8).value[0] - found.value
+    assert np.sqrt(2 * above / max(s[2], 1e-3 * s.max())) == pytest.approx(np.sqrt(un.CHI_SQUARE_95), rel=1e-2)
+    assert np.any(np.isinf(limits))
 
 
 def test_profiles_of_least_squares_are_the_linear_ones_for_small_noise():

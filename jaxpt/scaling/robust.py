@@ -63,6 +63,15 @@ def expected_curvature(r: np.ndarray, shape: Shape, window: float) -> np.ndarray
     return side * (np.abs(r) <= window) * within
 
 
+def location(r: np.ndarray, weight: np.ndarray, shape: Shape) -> float:
+    """The m of sum_i w_i rho'(r_i - m) = 0, by bisection: what a fit of a constant to r would leave at 0."""
+    low, high = float(np.min(r)), float(np.max(r))
+    while low < (middle := (low + high) / 2) < high:
+        above = np.sum(weight * penalty(r - middle, shape).psi) > 0
+        low, high = (middle, high) if above else (low, middle)
+    return middle
+
+
 def value(r: np.ndarray, weight: np.ndarray, objective: str, delta: float) -> np.ndarray:
     """sum_i w_i rho(r_i) over the last axis; |r| for `lad`, r^2 / 2 for `lsq`."""
     if objective == "lad":

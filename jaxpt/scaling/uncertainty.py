@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from jaxpt.scaling import chinchilla
-from jaxpt.scaling.robust import expected_curvature, penalty, threshold
+from jaxpt.scaling.robust import expected_curvature, location, penalty, threshold
 
 if TYPE_CHECKING:
     from jaxpt.scaling import general
@@ -39,7 +39,8 @@ def draws(
     """`count` resampled data sets, as the arguments `weight` or `y` [count,n] of `solve`.
 
     case: runs with replacement; cluster: whole groups of runs (`cluster` [n], in the input's order).
-    residual: the fit plus residuals drawn with replacement, centred.
+    residual: the fit plus residuals drawn with replacement. They are centred where the fit's own loss puts their
+    centre: about their mean, one outlier would move every resample's law.
     wild: the fit plus each run's own residual with a random sign (Rademacher; Wu 1986, Liu 1988), one sign
     for a whole cluster where there are any.
     """
@@ -56,7 +57,8 @@ def draws(
     residual = fit.residuals
     fitted = fit.data.y - residual
     if kind == "residual":
-        return {"y": fitted + rng.choice(residual - residual.mean(), size=(count, n))}
+        centre = -location(-residual, fit.data.weight, fit.deltas[-1])
+        return {"y": fitted + rng.choice(residual - centre, size=(count, n))}
     if kind == "wild":
         return {"y": fitted + rng.choice([-1.0, 1.0], size=(count, groups))[:, group] * residual}
     raise ValueError(f"resampling {kind!r} is unknown: expected one of {', '.join(RESAMPLES)}")
@@ -212,10 +214,11 @@ def _profile(fit: "Fit", unknowns: tuple[int, ...]) -> np.ndarray:
         f_high[on] = height(high, on)
     open_ended, middle = f_high < 0, high.copy()
     on = np.flatnonzero(~open_ended)
-    for _ in range(12):
+    for _ in range(40):
         if not on.size:
             break
-        middle[on] = (low[on] * f_high[on] - high[on] * f_low[on]) / (f_high[on] - f_low[on])
+        steep = f_high[on] > 20  # a secant from so high, or from where the law overflows, hardly moves: bisect
+        middle[on] = low[on] + (high[on] - low[on]) * np.where(steep, 0.5, -f_low[on] / (f_high[on] - f_low[on]))
         f = height(middle, on)
         above, below = on[f > 0], on[f <= 0]
         f_low[above], f_high[above], high[above] = f_low[above] / 2, f[f > 0], middle[above]
