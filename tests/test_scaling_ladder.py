@@ -29,7 +29,7 @@ def test_sizes_and_tokens_follow_the_rule(tier):
     for r in found:
         C = cfg.smallest * ladder.FACTOR**r.budget
         assert abs(6 * r.N * r.updates * tokens - C) <= 3 * r.N * ladder.CHUNK * tokens  # lengths are whole chunks
-        assert r.updates % ladder.CHUNK == 0
+        assert r.updates % ladder.CHUNK == 0 and r.D == r.updates * tokens
     for b in range(cfg.budgets):
         sizes = [r.N for r in found if r.budget == b]
         assert np.all(np.diff(sizes) > 0)
@@ -68,9 +68,8 @@ def curves(loss):
     """Curves of the ladder's shape with the held-out losses [seeds, runs]."""
     cfg = ladder.EXPERIMENT.tiers["cpu"].config
     found = ladder.rungs(cfg)
-    tokens = cfg.batch * (cfg.window - 1)
     table = {"inputs/N": np.array([float(r.N) for r in found]), "inputs/budget": np.array([r.budget for r in found]),
-             "inputs/D": np.array([float(r.updates * tokens) for r in found])}
+             "inputs/D": np.array([float(r.D) for r in found])}
     return table | {f"{r.name}/held": x[:, None] for r, x in zip(found, loss(table).T, strict=True)}
 
 

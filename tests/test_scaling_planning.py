@@ -8,15 +8,17 @@ target.
 
 Median error over 200 replicates (JAXPT_REPLICATES changes their number), without a purchase, plan, chance, isoFLOP:
 
-    epoch                             .0224 .0239 .0184 .0198     (here a plan is worse than none)
-    kyo_takano                        .0211 .0142 .0164 .0155
-    openlm                            .1502 .0471 .0575 .0928
-    porian base long kaplan kaplan    .1377 .1118 .1286 .1162
-    porian base long kaplan standard  .1315 .1099 .1542 .1866
-    porian base short kaplan standard .0980 .0666 .0766 .0524     (here the isoFLOP design is better)
+    epoch                                 .0224 .0239 .0184 .0198     (here a plan is worse than none)
+    kyo_takano                            .0211 .0142 .0164 .0155
+    openlm                                .1502 .0471 .0575 .0928
+    porian base long kaplan kaplan        .1377 .1118 .1286 .1162
+    porian base long kaplan standard      .1315 .1099 .1542 .1866
+    porian base short kaplan standard     .0980 .0666 .0766 .0524     (here the isoFLOP design is better)
+    porian base short chinchilla standard .0711 .0330 .0385 .0617
+    porian tuned short const standard     .1618 .1387 .1473 .1382     (and here, by less than 1%)
+    porian tuned long const kaplan        .0817 .0559 .0744 .0895
 
-The plan is better than chance on five of these six and than the isoFLOP design on four; the three other tables of Porian et
-al. were not run to the end with this target.
+The plan is better than chance on eight of the nine and than the isoFLOP design on six.
 """
 
 import csv
