@@ -296,7 +296,7 @@ EXPERIMENT = Experiment(
     tiers={
         "smoke": Tier(Config(corpus_bytes=1_000_000, held_bytes=8_000, smallest=1e9, budgets=2, ratio=1.0, window=32),
                       seeds=2),
-        "cpu": Tier(Config(), seeds=5),
+        "cpu": Tier(Config(), seeds=6),
         "full": Tier(Config(smallest=4e10, batch=8), seeds=8),
     },
     stages=stages, claims=CLAIMS, panels=PANELS, inputs=inputs, sections=sections, derived=derived,

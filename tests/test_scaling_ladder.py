@@ -2,6 +2,8 @@
 `jaxpt fit`. Nothing is trained here."""
 
 import json
+from dataclasses import asdict
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxpt.cli import main
+from jaxpt.cli.fit import own_ladder
 from jaxpt.experiments import kaplan_vs_chinchilla as simulated
 from jaxpt.experiments import scaling_ladder as ladder
 from jaxpt.lab.errors import UserError
@@ -137,3 +140,21 @@ def test_plan_report(runs, capsys):
 def test_what_does_not_fit_is_one_sentence(runs, capsys, flags, said):
     assert main(["fit", *runs, *flags]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_the_ladder_that_ships_is_of_this_rule_and_is_fitted_where_no_file_is_named(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    cfg = ladder.EXPERIMENT.tiers["cpu"].config
+    made = json.loads(Path(own_ladder()).with_suffix(".json").read_text())
+    assert made["config"] == asdict(cfg)
+    rows = np.genfromtxt(own_ladder(), delimiter=",", names=True, dtype=None, encoding="utf-8")
+    found = {r.name: r for r in ladder.rungs(cfg)}
+    assert len(rows) == len(found) * len(made["seeds"]) and set(rows["seed"]) == set(made["seeds"])
+    for row in rows:
+        assert (row["N"], row["D"]) == (found[row["run"]].N, found[row["run"]].D)
+        assert row["held_out"] == (row["run"] == ladder.LARGEST)
+    assert main(["fit", "--json", "--bootstrap", "0"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    data = ladder.ch.prepare(*(rows[name].astype(float) for name in ("N", "D", "loss")))
+    assert list(told["params"].values()) == ladder.ch.fit(data).params.tolist() and told["n_points"] == len(rows)
+    assert "no file was named" in told["input"]["notes"][0]

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from importlib.resources import files
 from typing import Any
 
 from jaxpt.cli import ask
@@ -27,6 +28,11 @@ def figure_name(text: str) -> str:
     if not text.lower().endswith((".png", ".pdf", ".svg")):
         raise ValueError("a name that ends in .png, .pdf or .svg is expected")
     return text
+
+
+def own_ladder() -> str:
+    """What scripts/ship_ladder.py made."""
+    return str(files("jaxpt.experiments") / "data" / "scaling_ladder.csv")
 
 
 def any_number(text: str) -> float:
@@ -69,11 +75,12 @@ OPTIONS = {
     "--markdown": Option(None, False, "as Markdown"),
     "--help": Option(None, False, "this text"),
 }
-USAGE = "jaxpt fit FILE [--law NAME] [options]"
+USAGE = "jaxpt fit [FILE] [--law NAME] [options]"
 WHAT = ("Fits a scaling law to a table of runs and says how sure it can be.\n"
         "FILE is CSV (comma, semicolon, tab or |: the one the header has most of), JSON lines, or Parquet\n"
         "(with the extra jaxpt[parquet]), or a folder of runs of `jaxpt run`: a row for each stage and seed, with its\n"
-        "tokens, FLOPs and last held-out loss. Numbers may be written 70M, 1.4T or 6e19.\n"
+        "tokens, FLOPs and last held-out loss. Numbers may be written 70M, 1.4T or 6e19. Without FILE it is jaxpt's\n"
+        "own ladder: what `jaxpt run scaling_ladder` measured on the source of Python's standard library.\n"
         "A law of your own is a function like\n"
         "    def mine(N, D, *, A=400.0, alpha=0.3, E=1.7): return E + A / N**alpha\n"
         "of columns and, after the star, parameters with values to begin near; with jax.numpy where it needs more\n"
@@ -85,10 +92,10 @@ def fit_command(words: Sequence[str]) -> int:
     if values["--help"]:
         print(help_text(USAGE, WHAT, OPTIONS))
         return 0
-    if not rest or rest[0].startswith("-"):
+    if rest and rest[0].startswith("-"):
         no_more(rest, OPTIONS)
-        raise UserError(f"FILE is missing: {USAGE} is expected")
     no_more(rest[1:], OPTIONS)
+    file = rest[0] if rest else own_ladder()
     resample = values["--resample"] or ("cluster" if values["--cluster"] else "case")
     if resample == "cluster" and values["--cluster"] is None:
         raise UserError("--resample cluster: --cluster COLUMN is needed to know which runs belong together")
@@ -98,10 +105,10 @@ def fit_command(words: Sequence[str]) -> int:
             raise UserError(f"{used[0]}: --isoflop and --next are reports of their own: ask for one")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the products are small: threads would only spin
     if values["--isoflop"] or values["--next"] is not None:
-        print(_approaches(rest[0], values) if values["--isoflop"] else _plan(rest[0], values))
+        print(_approaches(file, values) if values["--isoflop"] else _plan(file, values))
         return 0
     closed = values["--law"] == "chinchilla" and not values["--fix"] and not values["--at"]
-    print(_closed_form(rest[0], values, resample) if closed else _any_law(rest[0], values, resample))
+    print(_closed_form(file, values, resample) if closed else _any_law(file, values, resample))
     return 0
 
 
@@ -112,9 +119,11 @@ def _points(path: str, values: dict, wanted: Any) -> Any:
     flags = {"N": "--n", "D": "--d", "C": "--c", "loss": "--loss", "weight": "--weight"}
     columns = {name: values[flag] for name, flag in flags.items()}
     shape = None if values["--count"] in (None, "table") else ask.shape_columns(values)[0]
-    return read_points(read_table(path), wanted, columns=columns | dict(values["--x"]), cluster=values["--cluster"],
+    points = read_points(read_table(path), wanted, columns=columns | dict(values["--x"]), cluster=values["--cluster"],
                        d_from=values["--d-from"], drop=values["--drop"], skip_bad=values["--skip-bad"],
                        shape=shape)
+    own = ["no file was named: these are jaxpt's own runs, of `jaxpt run scaling_ladder`"] if path == own_ladder() else []
+    return points._replace(notes=[*own, *points.notes])
 
 
 def _closed_form(path: str, values: dict, resample: str) -> str:
