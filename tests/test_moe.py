@@ -10,6 +10,7 @@ import pytest
 
 from jaxpt.models import LoraConfig, ModelConfig, MoeConfig, fine_grained, make_model, stack_layers
 from jaxpt.models.counts import active_flops, active_params, dot_flops, extend_flops, forward_flops, param_counts
+from jaxpt.ops.routes import all_routes, reinforced
 from jaxpt.train.experts import rebalanced
 
 B, T = 4, 8
@@ -92,6 +93,54 @@ def test_routes_replayed_experts_killed_and_dropped():
     np.testing.assert_allclose(model.forward(params, TOKENS, routing=told)[0], hidden, atol=1e-6)
     noisy = model.forward(params, TOKENS, routing=told | {"jitter": jnp.float32(0.5), "dropout": jnp.float32(0.5)})[1]
     assert np.any(noisy["routes"] != aux["routes"])
+
+
+def test_a_router_of_the_decoder_learns_by_reinforcement_without_bias():
+    """Over all pairs of routes of two tokens, weighed by their probability, REINFORCE is the gradient of the expected loss."""
+    cfg = ModelConfig(vocab=5, d_model=8, n_heads=1, n_layers=1, moe=MoeConfig(experts=3, top_k=2, dispatch="dense"))
+    model, tokens = make_model(cfg), jnp.array([[1, 3]])
+    params = jax.tree.map(lambda w: 2 * w, model.init(jax.random.key(0)))
+    one = all_routes(3, 2)
+    paths = jnp.asarray([[a, b] for a in one for b in one])[:, None, None]  # [36,L,B,T,k]
+    told = {"key": jax.random.key(1), "draw": jnp.float32(1.0)}
+
+    def outcome(params, path):
+        hidden, aux = model.forward(params, tokens, routing=told | {"routes": path})
+        logits = hidden[0] @ model.unembed(params)
+        return jnp.sum(jax.nn.logsumexp(logits, -1) - logits[:, 2]), jnp.sum(aux["route_logp"])
+
+    @jax.jit
+    def gradients(params):
+        def expected(params):
+            loss, logp = jax.vmap(outcome, (None, 0))(params, paths)
+            return jnp.sum(jnp.exp(logp) * loss), jnp.sum(jnp.exp(logp))
+
+        def estimated(params):
+            loss, logp = jax.vmap(outcome, (None, 0))(params, paths)
+            i, j = jnp.meshgrid(jnp.arange(36), jnp.arange(36))
+            pairs = reinforced(jnp.stack([loss[i], loss[j]], -1), jnp.stack([logp[i], logp[j]], -1))
+            return jnp.sum(jax.lax.stop_gradient(jnp.exp(logp[i] + logp[j])) * pairs)
+
+        return jax.grad(expected, has_aux=True)(params), jax.grad(estimated)(params)
+
+    (exact, total), found = gradients(params)
+    assert total == pytest.approx(1, abs=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), found, exact)
+    assert np.abs(exact["layer_0"]["moe"]["router"]).max() > 0.01
+
+
+def test_draws_are_the_best_without_noise_and_stay_among_the_living():
+    model, params = build("softmax")
+    told = lambda draw: {"key": jax.random.key(0), "draw": jnp.float32(draw)}  # noqa: E731
+    calm, aux = model.forward(params, TOKENS, routing=told(0.0))
+    np.testing.assert_allclose(calm, model.forward(params, TOKENS)[0], atol=1e-6)
+    assert aux["route_logp"].shape == (1, B, T) and np.all(aux["route_logp"] < 0)
+    noisy = model.forward(params, TOKENS, routing=told(1.0) | {"alive": jnp.ones((1, 4), bool).at[0, 1].set(False)})[1]
+    assert np.any(noisy["routes"] != aux["routes"]) and not np.any(noisy["routes"] == 1)
+    assert np.all(np.isfinite(noisy["route_logp"]))
+    for name in ("deepseek", "hash"):
+        with pytest.raises(ValueError, match="got draw, expected it only where tokens choose"):
+            make_model(replace(MODEL, moe=VARIANTS[name])).forward(build(name)[1], TOKENS, routing=told(1.0))
 
 
 def test_padding_takes_no_places_and_counts_for_nothing():

@@ -6,6 +6,7 @@ What the layer measures on the way (`aux`), for the losses of ops.balance and fo
     dropped                        share of assignments without a place; of expert choice, tokens that nobody took
     largest_logit                  of the router
     routes [B,T,k]                 the experts of each token (not where experts choose)
+    route_logp [B,T]               where routes are drawn, the log-probability of each token's
 
 What a forward pass may be told (`routing`, a dict; all are optional):
     key                            for jitter and dropout, one typed key
@@ -15,6 +16,8 @@ What a forward pass may be told (`routing`, a dict; all are optional):
     routes [L,B,T,k]               the experts to use: a choice made earlier, replayed (Ma et al. 2025, arXiv:2510.11370);
                                    where negative, the token chooses
     bias [L,E]                     in the place of the parameters' own
+    draw                           times Gumbel noise (from `key`) on the logits that choose: 1 draws routes as ops.routes does,
+                                   for routers that train by REINFORCE
 """
 
 from functools import partial
@@ -26,7 +29,8 @@ import jax.numpy as jnp
 
 from jaxpt.models.config import ModelConfig, MoeConfig
 from jaxpt.models.mesh import in_use
-from jaxpt.ops import balance, dispatch, routing
+from jaxpt.ops import balance, dispatch, routes, routing
+from jaxpt.ops.attention import FILL
 from jaxpt.ops.dots import dot, swiglu
 from jaxpt.types import Array
 
@@ -68,13 +72,16 @@ class MoE(nn.Module):
             y, aux = _by_experts(moe, pool, flat, scores, mask, experts, cfg.dots, (B, T))
         else:
             bias = told.get("bias", self.param("bias", nn.initializers.zeros, (E,)) if moe.bias else None)
-            index = _chosen(moe, scores, bias, alive, told, (B, T))
+            living = logits if alive is None else jnp.where(alive, logits, FILL)
+            index = _chosen(moe, scores, living, bias, alive, told, (B, T))
             gates = (
                 routing.weigh(scores, index, normalise=moe.normalise, scale=moe.scale)
                 if moe.choice == "token" else jnp.full(index.shape, moe.scale / moe.top_k)
             )
             y, kept = _dispatch(moe, decoding, B * T)(flat, jnp.where(mask[:, None], index, E), gates, experts, cfg.dots)
             aux = _measures(scores, index, kept, mask, (B, T))
+            if "draw" in told:
+                aux["route_logp"] = routes.route_logp(living, index).reshape(B, T)
         y = y.reshape(B, T, D)
         if moe.shared:
             gate_up = matrix(self, "shared_gate_up", normal(D), (D, 2 * moe.shared * F))
@@ -101,8 +108,11 @@ def _alive(told: dict, shape: tuple[int, int], experts: int, k: int) -> Array | 
     return alive
 
 
-def _chosen(moe: MoeConfig, scores: Array, bias: Array | None, alive: Array | None, told: dict, shape: tuple) -> Array:
-    if moe.choice == "token":
+def _chosen(moe: MoeConfig, scores: Array, logits: Array, bias: Array | None, alive: Array | None, told: dict,
+            shape: tuple) -> Array:
+    if "draw" in told:
+        index = _drawn(moe, logits, told)
+    elif moe.choice == "token":
         index = routing.choose(scores, moe.top_k, bias=bias, groups=moe.groups, top_groups=moe.top_groups, alive=alive)
     else:
         number = told["tokens"].reshape(-1)
@@ -113,6 +123,13 @@ def _chosen(moe: MoeConfig, scores: Array, bias: Array | None, alive: Array | No
         return index
     earlier = told["routes"].reshape(index.shape)
     return jnp.where(earlier >= 0, earlier, index)
+
+
+def _drawn(moe: MoeConfig, logits: Array, told: dict) -> Array:
+    if moe.choice != "token" or moe.bias or moe.groups != 1:
+        raise ValueError("routing: got draw, expected it only where tokens choose, without bias and groups")
+    noise = jax.random.gumbel(jax.random.fold_in(told["key"], 2), logits.shape)
+    return routes.draw_route(logits, told["draw"] * noise, moe.top_k)
 
 
 def _dispatch(moe: MoeConfig, decoding: bool, tokens: int):

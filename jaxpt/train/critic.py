@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpt.models import Model, ModelConfig, make_model
+from jaxpt.models.heads import at_end, init_head, scores
 from jaxpt.train.optim import OptimConfig
 from jaxpt.types import Array, Params
 
@@ -28,7 +29,7 @@ class CriticConfig:
 def init_critic(cfg: CriticConfig, policy: ModelConfig, params: Params, key: Array) -> Params:
     """Parameters of a critic that says 0 everywhere."""
     width = (cfg.model or policy).d_model
-    head = {"head": {"w": jnp.zeros(width), "b": jnp.zeros(())}}
+    head = {"head": init_head(width)}
     if cfg.trunk == "shared":
         return head
     # A copy: the state is donated, and one buffer must not be given away twice.
@@ -46,6 +47,5 @@ def critic_values(
     if cfg.trunk == "own":
         model = policy if cfg.model is None else make_model(cfg.model)
         hidden, _ = model.forward(critic["trunk"], tokens)
-    behind = hidden @ critic["head"]["w"] + critic["head"]["b"]  # V of the state behind each token
-    last = jnp.take_along_axis(behind, jnp.maximum(length - 1, 0)[:, None], axis=1)[:, 0]
-    return jnp.pad(behind[:, :-1], ((0, 0), (1, 0))), last
+    behind = scores(critic["head"], hidden)  # V of the state behind each token
+    return jnp.pad(behind[:, :-1], ((0, 0), (1, 0))), at_end(behind, length)
