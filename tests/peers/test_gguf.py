@@ -1,6 +1,7 @@
 """`jaxpt import`: a small GGUF file beside transformers' own reading of it, and SmolLM2 where its package is installed."""
 
 import importlib.util
+from pydoc_data import topics
 
 import numpy as np
 import pytest
@@ -149,6 +150,23 @@ def test_smollm2_speaks_as_in_transformers(peer, smollm2):
     ours = greedy(read, prompt, 12)[0]
     np.testing.assert_array_equal(ours, text.numpy())
     assert texts.decode(ours).startswith(" Paris.")
+
+
+def test_smollm2_on_fifty_prompts_and_on_real_text(peer, smollm2):
+    """Both are cut from the help topics that ship with Python."""
+    model = peer("transformers").AutoModelForCausalLM.from_pretrained(smollm2).eval()
+    read, texts = checkpoint.read(smollm2), tokenizer.read(smollm2, 49152)
+    words = np.array(texts.encode("\n".join(topics.topics[name] for name in sorted(topics.topics)))[:6000])
+    prompts, held = words[:1000].reshape(50, 20), words[1000:3048].reshape(8, 256)
+    np.testing.assert_allclose(logits(read, prompts), theirs(peer, model, prompts), atol=1e-3)
+
+    def perplexity(scores):
+        scores = scores[:, :-1].astype(np.float64)
+        total = np.log(np.sum(np.exp(scores - scores.max(-1, keepdims=True)), -1)) + scores.max(-1)
+        return np.exp(np.mean(total - np.take_along_axis(scores, held[:, 1:, None], -1)[..., 0]))
+
+    ours = perplexity(logits(read, held))
+    assert ours == pytest.approx(perplexity(theirs(peer, model, held)), rel=5e-5) and 3 < ours < 100
 
 
 def test_smollm2_comes_back_bit_for_bit(smollm2, tmp_path):
