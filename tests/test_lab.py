@@ -1,5 +1,6 @@
 """Runs end to end on a toy: killed, resumed, extended, repeated, broken. Curves must agree bit for bit."""
 
+import dataclasses
 import json
 import os
 import random
@@ -18,7 +19,7 @@ import pytest
 import toy_experiment
 from jaxpt.lab import compiling, pool, store
 from jaxpt.lab.errors import RunFailed, UserError
-from jaxpt.lab.experiment import Experiment, Panel, Stage, load, topological
+from jaxpt.lab.experiment import Experiment, Panel, Stage, asked, load, topological
 from jaxpt.lab.identity import claim_records, digest, program_identity, stage_identities
 from jaxpt.lab.merge import rehearse
 from jaxpt.lab.run import run
@@ -423,3 +424,13 @@ def test_identities_hold_what_changes_results():
     one, two = claim_records(toy_experiment.EXPERIMENT.claims)[0], toy_experiment.EXPERIMENT.claims[0]
     assert one["estimand"] != one["control"]  # one text, other captured names
     assert digest(claim_records([two])) == digest([one])
+
+
+def test_claims_and_panels_may_follow_from_the_config():
+    given = toy_experiment.EXPERIMENT
+    following = dataclasses.replace(
+        given, claims=lambda cfg: list(given.claims) * cfg.size, panels=lambda cfg: given.panels[: cfg.size]
+    )
+    one = asked(following, toy_experiment.Config(size=1))
+    assert one.claims == list(given.claims) and one.panels == given.panels[:1]
+    assert len(asked(following, toy_experiment.Config(size=3)).claims) == 3 and asked(given, toy_experiment.Config()) == given

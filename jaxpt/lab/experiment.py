@@ -9,7 +9,7 @@ import importlib.util
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,12 +83,15 @@ class Tier:
 
 @dataclass(frozen=True)
 class Experiment:
-    """tiers has the keys smoke, cpu, full; their configs are instances of one frozen dataclass."""
+    """tiers has the keys smoke, cpu, full; their configs are instances of one frozen dataclass.
+
+    claims and panels may be functions of the config, where runs of one file ask different questions: `asked` calls them.
+    """
 
     tiers: Mapping[str, Tier]
     stages: Callable[[Any, Mapping[str, np.ndarray]], Sequence[Stage]]  # (config, inputs) -> DAG
-    claims: Sequence[Claim]
-    panels: Sequence[Panel]
+    claims: Sequence[Claim] | Callable[[Any], Sequence[Claim]]
+    panels: Sequence[Panel] | Callable[[Any], Sequence[Panel]]
     inputs: Callable[[Any], Mapping[str, np.ndarray]] | None = None  # reads files, once, in the parent
     sections: Callable[[Any, Curves], str] | None = None  # further markdown for the report
     derived: Callable[[Any, Curves], Curves] | None = None  # name -> [seeds, points]; panels know it as "derived/name"
@@ -96,6 +99,12 @@ class Experiment:
     # one table do not influence each other's metrics and are swept together.
     sweep: Sequence[Mapping[str, tuple[Sequence[Any], str]]] = ()
     threads: int = 1  # threads of the process that runs one seed, part of the run's identity
+
+
+def asked(experiment: Experiment, config: Any) -> Experiment:
+    """The experiment with the claims and panels of this config."""
+    of = lambda x: x(config) if callable(x) else x  # noqa: E731
+    return replace(experiment, claims=of(experiment.claims), panels=of(experiment.panels))
 
 
 class Loaded(NamedTuple):

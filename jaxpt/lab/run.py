@@ -16,7 +16,7 @@ import jaxpt
 from jaxpt.lab import identity, merge, pool, programs, store, trackers
 from jaxpt.lab.compiling import cache_folder
 from jaxpt.lab.errors import RunFailed, UserError, expected
-from jaxpt.lab.experiment import Experiment, Loaded, Stage, Tier, load, topological
+from jaxpt.lab.experiment import Experiment, Loaded, Stage, Tier, asked, load, topological
 from jaxpt.lab.report import TUNING_SEEDS, report, warnings
 
 LAUNCHERS = ("local",)
@@ -97,10 +97,10 @@ def make_plan(name: str, tier: str, seeds: int | None, seed0: int, out: str | Pa
     if launcher not in LAUNCHERS:
         raise UserError(f"--launcher {launcher!r} is unknown: {expected(launcher, LAUNCHERS)}")
     loaded = load(name)
-    experiment = loaded.experiment
-    chosen = _tier(experiment, tier)
+    chosen = _tier(loaded.experiment, tier)
     numbers = _seeds(chosen.seeds if seeds is None else seeds, seed0)
     config = configure(chosen.config, overrides)
+    experiment = asked(loaded.experiment, config)
     store.make_folder(Path(out))
     if experiment.inputs is not None:
         on_progress({"kind": "inputs", "experiment": loaded.name})
@@ -120,7 +120,7 @@ def make_plan(name: str, tier: str, seeds: int | None, seed0: int, out: str | Pa
     }
     folder = Path(out) / loaded.name / identity.digest(same_run)[:12]
     command = _command(name, tier, numbers, out, flags(config, chosen.config))
-    return Plan(loaded, config, stages, inputs, executor, numbers, folder, record, command)
+    return Plan(loaded._replace(experiment=experiment), config, stages, inputs, executor, numbers, folder, record, command)
 
 
 def _check_claims(experiment: Experiment) -> None:
