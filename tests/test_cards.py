@@ -13,15 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from jaxpt.envs import formulas, laws, make
+from jaxpt.envs import formulas, glyphs, laws, make
 from jaxpt.envs.cards import COUNT, FACES, LEVELS, SYNTAX, TEN
 from jaxpt.envs.protocol import DONE, POLICY
 
 CARDS = make("cards")
 TWICE = make("cards", k=2, tries=2)
+DRAWN = make("cards", k=2, tries=2, pictures=True)
 ID = {name: i for i, name in enumerate(TWICE.spec.token_names)} | {name: i for i, name in enumerate(CARDS.spec.token_names)}
 FOUND = formulas.table(3, 6, 30)
-LEVEL = {name: i for i, name in enumerate(LEVELS, start=1)}
+LEVEL = {name: i for i, name in enumerate(LEVELS[: CARDS.spec.max_level], start=1)}
 SEEDS = st.integers(0, 2**31 - 1)
 
 
@@ -256,18 +257,100 @@ def test_a_failed_attempt_is_told_why_and_may_be_repeated():
         outcome, _, asked, _ = jax.device_get(judge(TWICE, task, jnp.array([names.index(word) for word in padded])))
         expected = [POLICY] * len(first) + [names.index(told)] + [POLICY] * len(right)
         assert asked.tolist() == expected + [DONE] * (len(padded) - len(response))
-        assert outcome.reward == 1 and not outcome.truncated
+        assert outcome.reward == 1 and not outcome.truncated and outcome.parts.tolist() == [1, 1, 0]
+        once = jax.device_get(judge(TWICE, task._replace(tries=jnp.int32(1)), jnp.array([names.index(word) for word in padded])))
+        assert once[2].tolist() == [POLICY] * len(first) + [DONE] * (len(padded) - len(first)) and once[0].reward == 0
         padded = ([*first, told, *first] + ["PAD"] * 20)[: TWICE.spec.response_len]
         assert judge(TWICE, task, jnp.array([names.index(word) for word in padded]))[0].reward == 0
+    padded = jnp.array([names.index(word) for word in (right + ["PAD"] * 20)[: TWICE.spec.response_len]])
+    assert judge(TWICE, task, padded)[0].parts.tolist() == [1, 1, 1]
 
 
-def test_the_corpus_tells_the_truth_and_nothing_of_held_out_hands():
-    docs = jax.device_get(jax.jit(jax.vmap(TWICE.corpus))(jax.random.split(jax.random.key(0), 1000)))
+def test_attempts_are_worth_what_a_chain_of_them_says():
+    """An exact twin of retries: a table says, anew after every verdict, which of four whole attempts comes next. Its
+    expected outcome, over all episodes as the environment judges them, is that of a chain of attempts; and of one that does
+    not listen to verdicts the gradient is that of a single try times n (1 - p)^(n - 1), so that hard hands weigh more."""
+    env, n = make("cards", k=2, tries=3), 3
+    names, length = env.spec.token_names, env.spec.response_len
+    task = env.sample(jax.random.key(0), 1)._replace(cards=jnp.array([11, 3]), numbers=jnp.array([10, 3]), target=jnp.int32(30))
+    attempts = ["10 3 SEP 10 3 * EOS", "10 EOS", "10 2 SEP 10 2 * EOS", "10 3 SEP 10 3 + EOS"]
+    told = [None, "SYNTAX", "NUMBERS", "VALUE"]
+    episodes = sorted({e[: e.index(0) + 1] if 0 in e else e for e in itertools.product(range(4), repeat=n)})
+    words_of = [" ".join(f"{attempts[i]} {told[i] or ''}" for i in e).split() for e in episodes]
+    rows = jnp.array([[names.index(word) for word in (row + ["PAD"] * length)[:length]] for row in words_of])
+    got = jax.device_get(jax.vmap(lambda row: judge(env, task, row)[0])(rows))
+    assert got.gold.tolist() == [e[-1] == 0 for e in episodes] and got.parts[:, 2].tolist() == [e == (0,) for e in episodes]
+
+    def expected(logits, worth):  # logits [4,4]: after nothing or a verdict, the attempt
+        logp = jax.nn.log_softmax(logits, axis=1)
+        likely = [jnp.exp(sum(logp[a, b] for a, b in zip((0, *e), e, strict=False))) for e in episodes]
+        return sum(p * w for p, w in zip(likely, worth, strict=True))
+
+    logits = np.random.default_rng(0).normal(size=(4, 4))
+    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    chain = p.copy()
+    chain[0] = [1, 0, 0, 0]  # a right attempt is the last
+    reached = p[0] @ np.linalg.matrix_power(chain, n - 1)
+    np.testing.assert_allclose(expected(jnp.asarray(logits), got.gold), reached[0], rtol=1e-5)
+    np.testing.assert_allclose(expected(jnp.asarray(logits), got.parts[:, 2]), p[0, 0], rtol=1e-5)
+
+    def deaf(row, worth):
+        return expected(jnp.tile(row[None], (4, 1)), worth)
+
+    value, slope = jax.value_and_grad(deaf)(jnp.asarray(logits[0]), got.gold)
+    single = jax.grad(lambda row: jax.nn.softmax(row)[0])(jnp.asarray(logits[0]))
+    np.testing.assert_allclose(value, 1 - (1 - p[0, 0]) ** n, rtol=1e-5)
+    np.testing.assert_allclose(slope, n * (1 - p[0, 0]) ** (n - 1) * single, rtol=1e-4)
+
+
+def test_a_picture_is_cut_into_the_patches_that_its_pixels_spell():
+    for (ink, colour), (rank, picture) in itertools.product(enumerate(glyphs.INKS), enumerate(glyphs.bitmaps())):
+        for at, patch in enumerate(glyphs.patches()[ink, rank]):
+            y, x = 2 * (at // 2), 2 * (at % 2)
+            pixels = "".join("01"[int(picture[y + i, x + j])] for i in (0, 1) for j in (0, 1))
+            assert glyphs.NAMES[patch] == ("blank" if pixels == "0000" else colour + pixels)
+
+
+def test_ranks_look_different_and_no_place_tells_them_all_apart():
+    looks = glyphs.patches()
+    assert len({tuple(look) for look in looks.reshape(-1, looks.shape[2]).tolist()}) == 2 * 13
+    assert all(len(set(looks[0, :, at].tolist())) < 13 for at in range(looks.shape[2]))
+
+
+def recognised(text):
+    """The words of a text with its pictures as the cards that they show, and their inks."""
+    size = glyphs.patches().shape[2]
+    ranks = {tuple(glyphs.NAMES[p] for p in look): (f"c{'A 2 3 4 5 6 7 8 9 10 J Q K'.split()[rank]}", glyphs.INKS[ink])
+             for ink, of_ink in enumerate(glyphs.patches()) for rank, look in enumerate(of_ink)}
+    found, inks, at = [], [], 0
+    while at < len(text):
+        card, ink = ranks.get(tuple(text[at : at + size]), (None, None))
+        found.append(card or text[at])
+        inks += [ink] if card else []
+        at += size if card else 1
+    return found, inks
+
+
+def test_a_drawn_hand_is_the_hand_in_words_and_red_changes_the_ink_alone():
+    for seed in range(20):
+        key = jax.random.key(seed)
+        said = words(TWICE, TWICE.prompt(TWICE.sample(key, 1))[0])
+        for level, ink in ((1, "black"), (LEVELS.index("red") + 1, "red")):
+            task = DRAWN.sample(key, level)
+            text, inks = recognised(words(DRAWN, DRAWN.prompt(task)[0]))
+            assert text == said and inks == [ink] * 2
+            assert task.numbers.tolist() == TWICE.sample(key, 1).numbers.tolist()
+
+
+@pytest.mark.parametrize("env", [TWICE, DRAWN])
+def test_the_corpus_tells_the_truth_and_nothing_of_held_out_hands(env):
+    docs = jax.device_get(jax.jit(jax.vmap(env.corpus))(jax.random.split(jax.random.key(0), 1000)))
     held = jax.device_get(tasks_of(TWICE, jax.random.key(2), LEVEL["held"]))[0].numbers
     hidden = {tuple(sorted(hand)) for hand in held.tolist()}
-    kinds = Counter()
+    kinds, hands = Counter(), Counter()
     for doc in docs:
-        text = words(TWICE, doc[doc > 0])
+        text, inks = recognised(words(env, doc[doc > 0]))
+        hands[tuple(inks)] += 1
         if text[0].isdigit() and "TGT" in text:
             numbers, target = [int(word) for word in text[:2]], int(text[3])
             assert tuple(sorted(numbers)) not in hidden
@@ -287,6 +370,8 @@ def test_the_corpus_tells_the_truth_and_nothing_of_held_out_hands():
             assert text[text.index("SEP") + 1 : -1] == expected
             kinds["asked" if "TGT" in text else "cards"] += 1
     assert len(kinds) == 7 and min(kinds.values()) > 80
+    drawn = [hands[pair] for pair in itertools.product(glyphs.INKS, repeat=2)]
+    assert sum(drawn) == (kinds["cards"] + kinds["asked"]) * (env is DRAWN) and min(drawn) >= 40 * (env is DRAWN)
 
 
 @pytest.mark.parametrize("arguments, message", [

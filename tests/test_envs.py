@@ -17,7 +17,7 @@ VARIANTS = {
     "chain s5": make("chain", group="s5", max_level=3, generators=4),
     "chain forced": make("chain", p=5, max_level=3, force="think"),
     "cards": make("cards", k=2),
-    "cards again": make("cards", k=2, tries=2),
+    "cards drawn, again": make("cards", k=2, tries=2, pictures=True),
     "bandit": make("bandit", noise=0.5),
     "fileops": make("fileops", files=3),
     "tree": make("tree"),

@@ -9,6 +9,11 @@ five further rules as the other permutations of 11, 12 and 13. A level is a popu
     3 faces    seen hands with a face card, under TEN: as 4 but for the rule
     4 shift    seen hands with a face card, under COUNT
     5 diverse  seen hands, under TEN or one of the five permuted rules
+    6 once     as 1, with one attempt; only where others have several, or cards are drawn
+    7 red      as 1, in red ink; only where cards are drawn
+
+Where they are drawn, a card is not a token but a picture of its rank in the ink of its suit, as the tokens of its
+patches (jaxpt.envs.glyphs): black in all levels but the last, either in the corpus.
 
 A hand is held out if the multiset of its numbers is, so that neither the order of the cards nor another face of the
 same number gives it away; the corpus shows no solution of these either. Tasks are uniform over the hands (as
@@ -23,7 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpt.envs import formulas
+from jaxpt.envs import formulas, glyphs
 from jaxpt.envs.protocol import DONE, POLICY, Environment, Outcome, Spec
 from jaxpt.types import Array, Key
 
@@ -31,12 +36,12 @@ RANKS = ("A", *map(str, range(2, 11)), "J", "Q", "K")
 FACE = 11  # ranks from here on are faces
 FACES = ((10, 10, 10), *itertools.permutations((11, 12, 13)))  # what J, Q, K count, by rule
 TEN, COUNT = 0, 1
-LEVELS = ("seen", "held", "faces", "shift", "diverse")
+LEVELS = ("seen", "held", "faces", "shift", "diverse", "once", "red")
+SEEN, COUNTED, DIVERSE, ONCE, RED = (1 + LEVELS.index(name) for name in ("seen", "shift", "diverse", "once", "red"))
 
 PAD, EOS, SEP, TGT, PLUS = range(5)
 RULE = PLUS + len(formulas.OPERATIONS)
-CARD = RULE + len(FACES)
-NUMBER = CARD + len(RANKS)  # the token of 1; behind 13 come the further targets, then the verdicts
+CARD = RULE + len(FACES)  # behind the tokens of cards, or of patches, come the numbers from 1, then the verdicts
 SLACK = 1  # tokens of an attempt beyond what a right one takes
 LARGEST = 2**24  # bytes of the table of solutions
 
@@ -49,6 +54,8 @@ class Task(NamedTuple):
     numbers: Array  # [k] what they count under the rule
     target: Array  # []
     hand: Array  # [] row of the table of solutions: the sorted numbers
+    tries: Array | None = None  # [] attempts; None where no level has fewer than the environment
+    ink: Array | None = None  # [] 0 black, 1 red; None likewise
 
 
 class State(NamedTuple):
@@ -96,14 +103,16 @@ def _piles(found: formulas.Table, low: int, held: float, seed: int) -> list[np.n
 
 
 def cards(
-    k: int = 3, targets: tuple[int, int] = (6, 30), tries: int = 1, held: float = 0.2, seed: int = 0
+    k: int = 3, targets: tuple[int, int] = (6, 30), tries: int = 1, held: float = 0.2, seed: int = 0,
+    pictures: bool = False,
 ) -> Environment:
     """Make a target from a hand of cards, under a rule that says what the faces count.
 
     Reward and gold are 1 where an attempt is right: well-formed, with the hand's numbers in the order of the cards, and
     a formula that uses each once and equals the target exactly. With several tries the environment answers a failed
     attempt by its verdict (SYNTAX, NUMBERS or VALUE, the first that applies) and lets the policy try again. Parts:
-    `syntax` (the last attempt is well-formed) and `numbers` (and has the right numbers). Signals: `read_right`,
+    `syntax` (the last attempt is well-formed), `numbers` (and has the right numbers) and, with several tries, `first`
+    (the first attempt is right: what a single try would have been worth). Signals: `read_right`,
     `read_wrong` (a card's number as it is written, or not), `read_as_ten` (a face that is written as 10 where it counts
     otherwise) and `malformed` (this token leaves the grammar); `step_labels` says the first two of a whole response.
 
@@ -116,6 +125,7 @@ def cards(
       tries: attempts per episode.
       held: share of the multisets of numbers that are held out.
       seed: picks them.
+      pictures: a card in a prompt is a picture of its rank, and not a token.
 
     Raises:
       ValueError: an argument is outside the range above, a population is empty, or the solutions of so many targets
@@ -143,25 +153,29 @@ def cards(
     gap = max(low, formulas.HIGHEST + 1) - formulas.HIGHEST - 1  # numbers between 13 and the targets have no token
     further = [str(x) for x in range(formulas.HIGHEST + 1 + gap, high + 1)]
     verdicts = ("SYNTAX", "NUMBERS", "VALUE") if tries > 1 else ()
-    told = NUMBER + formulas.HIGHEST + len(further)  # the token of the verdict SYNTAX
+    shows = glyphs.NAMES if pictures else tuple("c" + rank for rank in RANKS)
+    ones = CARD + len(shows)  # the token of 1
+    told = ones + formulas.HIGHEST + len(further)  # the token of the verdict SYNTAX
+    looks = CARD + glyphs.patches()  # [inks,ranks,patches] tokens of a picture
     names = ("PAD", "EOS", "SEP", "TGT", *formulas.OPERATIONS, "TEN", "COUNT",
              *("".join("JQK"[faces.index(x)] for x in (11, 12, 13)) for faces in FACES[COUNT + 1 :]),
-             *("c" + rank for rank in RANKS), *map(str, range(1, formulas.HIGHEST + 1)), *further, *verdicts)
+             *shows, *map(str, range(1, formulas.HIGHEST + 1)), *further, *verdicts)
     size, last = 2 * k - 1, 3 * k  # tokens of a formula; index of a right attempt's EOS
     length = last + 1 + SLACK
     spec = Spec(
-        vocab=len(names), prompt_len=k + 4, response_len=tries * (length + 1) - 1,
-        signals=("read_right", "read_wrong", "read_as_ten", "malformed"), parts=("syntax", "numbers"),
-        max_level=len(LEVELS), styles=("canonical", "any"), token_names=names,
+        vocab=len(names), prompt_len=k * (looks.shape[2] if pictures else 1) + 4, response_len=tries * (length + 1) - 1,
+        signals=("read_right", "read_wrong", "read_as_ten", "malformed"),
+        parts=("syntax", "numbers", "first")[: 2 + (tries > 1)], max_level=RED if pictures else ONCE if tries > 1 else DIVERSE,
+        styles=("canonical", "any"), token_names=names,
     )  # fmt: skip
 
     def token_of(x: Array) -> Array:
-        return NUMBER + x - 1 - jnp.where(x > formulas.HIGHEST, gap, 0)
+        return ones + x - 1 - jnp.where(x > formulas.HIGHEST, gap, 0)
 
     def number_of(token: Array) -> Array:
         """The number that a token names, 0 if none."""
-        x = token - NUMBER + 1
-        named = (token >= NUMBER) & (token < told)
+        x = token - ones + 1
+        named = (token >= ones) & (token < told)
         return jnp.where(named, x + jnp.where(x > formulas.HIGHEST, gap, 0), 0)
 
     def pick(die: Array, count: Array | int) -> Array:
@@ -178,14 +192,22 @@ def cards(
         drawn = pick(dice[0], len(FACES) - 1)
         diverse = jnp.where(drawn == TEN, TEN, drawn + 1)  # any rule but COUNT
         level = jnp.asarray(level, jnp.int32)
-        rule = jnp.where(level == 5, diverse, jnp.where(level == 4, COUNT, TEN))
-        pile = jnp.where((level == 5) & (rule == TEN), 0, level - 1)
+        own = ()
+        if spec.max_level > DIVERSE:
+            own = jnp.where(level == ONCE, 1, jnp.int32(tries)), (level == RED).astype(jnp.int32)
+            level = jnp.where(level > DIVERSE, SEEN, level)  # the same hands
+        rule = jnp.where(level == DIVERSE, diverse, jnp.where(level == COUNTED, COUNT, TEN))
+        pile = jnp.where((level == DIVERSE) & (rule == TEN), 0, level - 1)
         ranks, target, hand = deal(dice[1:], pile)
         dealt = jnp.asarray(stands)[rule, ranks]
-        return Task(rule, dealt, jnp.asarray(number)[rule, dealt], target, hand)
+        return Task(rule, dealt, jnp.asarray(number)[rule, dealt], target, hand, *own)
+
+    def laid(dealt: Array, ink: Array | None) -> Array:
+        """The tokens of cards in a prompt; one ink for all, or one for each."""
+        return jnp.asarray(looks)[ink, dealt - 1].reshape(-1) if pictures else CARD - 1 + dealt
 
     def prompt(task: Task) -> tuple[Array, Array]:
-        asked = [RULE + task.rule, *(CARD - 1 + task.cards), jnp.int32(TGT), token_of(task.target), jnp.int32(SEP)]
+        asked = [RULE + task.rule, *laid(task.cards, task.ink), jnp.int32(TGT), token_of(task.target), jnp.int32(SEP)]
         return jnp.stack(asked), jnp.int32(spec.prompt_len)
 
     def begin(attempt: Array) -> State:
@@ -201,7 +223,7 @@ def cards(
 
     def pending(task: Task, state: State) -> Array:
         verdict = told + jnp.maximum(state.verdict, SYNTAX) - SYNTAX  # an attempt that was cut has broken the syntax
-        ends = (state.verdict == RIGHT) | (state.attempt >= tries)
+        ends = (state.verdict == RIGHT) | (state.attempt >= (tries if task.tries is None else task.tries))
         return jnp.where(closed(state), jnp.where(ends, DONE, verdict), POLICY)
 
     def fits(state: State, token: Array) -> Array:
@@ -257,7 +279,8 @@ def cards(
 
     def outcome(task: Task, state: State) -> Outcome:
         right = (state.verdict == RIGHT).astype(jnp.float32)
-        parts = jnp.stack([state.verdict > SYNTAX, state.verdict > NUMBERS]).astype(jnp.float32)
+        parts = [state.verdict > SYNTAX, state.verdict > NUMBERS, (state.verdict == RIGHT) & (state.attempt == 1)]
+        parts = jnp.stack(parts[: len(spec.parts)]).astype(jnp.float32)
         return Outcome(right, right, parts, (state.verdict == OPEN) | (pending(task, state) != DONE))
 
     def solutions(hand: Array, target: Array) -> tuple[Array, Array]:
@@ -293,14 +316,15 @@ def cards(
     def corpus(key: Key) -> Array:
         """One document: numbers of cards under any rule, alone or asked as in a prompt; the value of a formula; a
         formula for numbers (seen hands alone); with several tries, a failed formula and its verdict."""
-        dice = jax.random.uniform(key, (6 + 2 * k,))
+        dice = jax.random.uniform(key, (6 + (3 if pictures else 2) * k,))
         rule, goal = pick(dice[1], len(FACES)), low + pick(dice[2], high + 1 - low)
-        dealt = 1 + pick(dice[6 + k :], len(RANKS))
+        dealt = 1 + pick(dice[6 + k : 6 + 2 * k], len(RANKS))
+        ink = pick(dice[-k:], len(glyphs.INKS)) if pictures else None
         numbers, target, hand = deal(dice[5 : 6 + k], jnp.int32(4))
         tokens, right = solutions(hand, target)
         solution = tokens[choose(dice[3], right)]
         end, sep = jnp.array([EOS]), jnp.array([SEP])
-        shown = jnp.concatenate([(RULE + rule)[None], CARD - 1 + dealt])
+        shown = jnp.concatenate([(RULE + rule)[None], laid(dealt, ink)])
         counted = jnp.concatenate([sep, token_of(jnp.asarray(number)[rule, dealt]), end])
         ask, value = jnp.stack([jnp.int32(TGT), token_of(goal)]), token_of(target)[None]
         given = jnp.concatenate([token_of(numbers), jnp.array([TGT]), value, sep])
