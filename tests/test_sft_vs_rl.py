@@ -15,21 +15,25 @@ EXPERIMENT = sft_vs_rl.EXPERIMENT
 CONFIG = EXPERIMENT.tiers["cpu"].config
 STAGES = {stage.name: stage for stage in sft_vs_rl.stages(CONFIG, {})}
 FORKED = ("sft", "again", "diverse", "rl")
+RUNS = {"text": {}, "retries": {"retries": 3}, "visual": {"variant": "visual"}}
+CONFIGS = {run: dataclasses.replace(CONFIG, **fields) for run, fields in RUNS.items()}
 
 
+@pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("tier", EXPERIMENT.tiers)
-def test_arms_cost_equally_many_flops_and_none_trains_on_what_it_is_scored_on(tier):
-    cfg = EXPERIMENT.tiers[tier].config
+def test_arms_cost_equally_many_flops_and_none_trains_on_what_it_is_scored_on(tier, run):
+    cfg = dataclasses.replace(EXPERIMENT.tiers[tier].config, **RUNS[run])
     stages = {stage.name: stage for stage in sft_vs_rl.stages(cfg, {})}
     topological(list(stages.values()))
-    spent = {"rl": stages["rl"].steps * policy_flops(stages["rl"].config)}
-    for name in ("sft", "again", "diverse"):
+    spent = {}
+    for name in {*stages} - {"pretrain", "start"}:
         config = stages[name].config
-        spent[name] = stages[name].steps * update_flops(config.model, config.env.make().spec, config.batch)
+        supervised = lambda config: update_flops(config.model, config.env.make().spec, config.batch)  # noqa: E731
+        spent[name] = stages[name].steps * (policy_flops if hasattr(config, "group") else supervised)(config)
     assert max(spent.values()) < 1.02 * min(spent.values())
     for stage in stages.values():
         low, high = (stage.hyper.get(f"level_{end}", stage.config.env.levels[0]) for end in ("low", "high"))
-        assert low == high and LEVELS[int(low) - 1] == ("diverse" if stage.name == "diverse" else "seen")
+        assert low == high and LEVELS[int(low) - 1] == (stage.name if stage.name in ("diverse", "once", "red") else "seen")
         assert stage.config.env.levels == (1, 1)
         for name, levels in stage.config.eval.elsewhere.items():
             assert [LEVELS[level - 1] for level in levels] == [name, name]
@@ -45,18 +49,43 @@ def test_arms_share_a_start_and_differ_in_what_they_are_named_for():
     assert {STAGES[name].config.style for name in ("start", "sft", "diverse")} == {"canonical"}
 
 
-def fabricated(**ends):
-    """Curves for 3 seeds: 0.5 everywhere, but for `arm` (and its suffix of where) as given."""
+@pytest.mark.parametrize("run, one, other", [("retries", "once", "rl"), ("visual", "red", "sft")])
+def test_a_further_run_has_one_more_arm_that_differs_in_its_hands(run, one, other):
+    stages = {stage.name: stage for stage in sft_vs_rl.stages(CONFIGS[run], {})}
+    assert {*stages} == {"pretrain", "start", "sft", "again", "rl", one}
+    ours, theirs = stages[one], stages[other]
+    assert dataclasses.replace(ours, name=other, hyper=theirs.hyper) == theirs
+    assert {leaf for leaf in ours.hyper if ours.hyper[leaf] != theirs.hyper.get(leaf)} == {"level_low", "level_high"}
+    env = stages["sft"].config.env.make()
+    assert env.spec.parts[2:] == ("first",) * (run == "retries") and len(env.spec.token_names) == env.spec.vocab
+
+
+def test_panels_show_arms_of_their_run():
+    for cfg in CONFIGS.values():
+        stages = {stage.name for stage in sft_vs_rl.stages(cfg, {})}
+        series = [name for panel in sft_vs_rl.panels(cfg) for name in (*panel.series.values(), *(panel.x or {}).values())]
+        assert {name.split("/")[0] for name in series} - stages == {"derived"}
+        assert {*sft_vs_rl.derived(cfg, fabricated(cfg))} <= stages
+
+
+def fabricated(cfg, **ends):
+    """Curves for 3 seeds: 0.5 everywhere (of first attempts and of right numbers, 0.25 and 1; of cards, 2 right, 1 wrong and
+    0.75 of it as 10), but as given by arm and where (success) or by arm, what and where, which is left out of a shift."""
     curves = {"seeds": np.arange(3)}
-    for arm in (*FORKED, "start", "raw"):
-        for kind in ("greedy", "sampled"):
-            for where in sft_vs_rl.SCORED:
-                for what in ("gold", "syntax"):
-                    curves[f"{arm}/{kind}_{what}_{where}"] = np.array([[np.nan, ends.get(f"{arm}_{where}", 0.5)]] * 3)
-        for what, x in (("read_right", 2.0), ("read_wrong", 1.0), ("read_as_ten", 0.75)):
-            curves[f"{arm}/greedy_{what}_shift"] = np.array([[np.nan, ends.get(f"{arm}_{what}", x)]] * 3)
+    usual = {"gold": 0.5, "syntax": 0.5, "first": 0.25, "numbers": 1.0, "read_right": 2.0, "read_wrong": 1.0, "read_as_ten": 0.75}
+    for arm in sft_vs_rl.shown(cfg).values():
+        for what, x in usual.items():
+            for where in sft_vs_rl.SCORED[cfg.run]:
+                named = {"gold": f"{arm}_{where}"}.get(what, f"{arm}_{what}" + f"_{where}" * (where != "shift"))
+                for kind in ("greedy", "sampled"):
+                    curves[f"{arm}/{kind}_{what}_{where}"] = np.array([[np.nan, ends.get(named, x)]] * 3)
         curves[f"{arm}/flops"] = np.tile([1.0, 2.0], (3, 1))
     return curves
+
+
+def of_claims(run, claim, ends):
+    (found,) = [c for c in sft_vs_rl.claims(CONFIGS[run]) if c.name == claim]
+    return found.estimand(fabricated(CONFIGS[run], **ends)), found.control(fabricated(CONFIGS[run], **ends))
 
 
 @pytest.mark.parametrize("claim, ends, value, control", [
@@ -70,24 +99,46 @@ def fabricated(**ends):
     ("rl_needs_the_start", {"rl_seen": 0.6, "raw_seen": 0.1, "sft_seen": 0.7}, 0.5, -0.1),
 ])
 def test_a_claim_reads_what_it_says(claim, ends, value, control):
-    (found,) = [c for c in EXPERIMENT.claims if c.name == claim]
-    np.testing.assert_allclose(found.estimand(fabricated(**ends)), [value] * 3, atol=1e-9)
-    np.testing.assert_allclose(found.control(fabricated(**ends)), [control] * 3, atol=1e-9)
+    np.testing.assert_allclose(of_claims("text", claim, ends), [[value] * 3, [control] * 3], atol=1e-9)
 
 
-def test_the_report_has_a_row_for_every_arm():
-    assert len(EXPERIMENT.claims) == 7
-    text = sft_vs_rl.sections(CONFIG, fabricated())
-    assert text.count("\n| ") == 2 + len(sft_vs_rl.TABLE) and "| 0.667 | 0.75 |" in text
+@pytest.mark.parametrize("run, claim, ends, value, control", [
+    ("retries", "retries_better_the_first_try",
+     {"rl_first_held": 0.4, "once_first_held": 0.3, "again_first_held": 0.2}, 0.1, -0.05),
+    ("retries", "retries_help_under_the_other_rule", {"rl_shift": 0.4, "once_shift": 0.3, "sft_shift": 0.1}, 0.1, 0.4),
+    ("retries", "retrying_is_learnt", {"rl_held": 0.8, "once_held": 0.6, "sft_first_held": 0.3}, 0.2, 0.05),
+    ("retries", "retries_widen_the_lead", {"rl_held": 0.8, "once_held": 0.6, "sft_first_held": 0.4}, 0.45, 0.25),
+    ("visual", "sft_forgets_red", {"sft_read_right_red": 1.0, "red_read_wrong_red": 0.0}, 1 / 6, -1 / 3),
+    ("visual", "rl_sees_red_better", {"rl_read_wrong_red": 0.0, "sft_read_right_red": 1.0}, 1 / 3, -1 / 6),
+    ("visual", "rl_beats_sft_in_red", {"rl_red": 0.4, "sft_red": 0.1, "again_red": 0.15}, 0.3, 0.05),
+    ("visual", "the_shift_is_in_seeing",
+     {"sft_read_right_red": 1.0, "sft_numbers_red": 0.5, "sft_held": 0.25}, 1 / 6 + 0.5, -0.25),
+])
+def test_a_claim_of_a_further_run_reads_what_it_says(run, claim, ends, value, control):
+    np.testing.assert_allclose(of_claims(run, claim, ends), [[value] * 3, [control] * 3], atol=1e-9)
+
+
+@pytest.mark.parametrize("run, count, words", [
+    ("text", 7, "| 0.667, 0.667, 0.667, 0.667 | 0.500, 0.500, 0.500, 0.500 | 0.75 |"), ("retries", 4, "| 0.250, 0.250, 0.250 |"),
+    ("visual", 4, "| 0.667, 0.667, 0.667 | 0.500, 0.500, 0.500 | 0.500 |"),
+])
+def test_the_report_has_a_row_for_every_arm(run, count, words):
+    cfg = CONFIGS[run]
+    assert len(sft_vs_rl.claims(cfg)) == count
+    text = sft_vs_rl.sections(cfg, fabricated(cfg))
+    assert text.count("\n| ") == 2 + len(sft_vs_rl.shown(cfg)) and text.count(words) == len(sft_vs_rl.shown(cfg))
 
 
 @pytest.mark.parametrize("field, value, sentence", [
     ("updates", 30, "--updates 30: expected a multiple of 20"), ("k", 5, "--k 5: expected a number from 2 to 4"),
     ("minibatches", 3, "--minibatches 3: expected a divisor of --prompts 16"), ("rl_rate", 2.0, "--rl-rate 2.0"),
+    ("variant", "visible", "--variant visible: did you mean visual"), ("retries", -1, "--retries -1: expected at least 0"),
 ])
 def test_bad_values_are_told_in_the_command_line_s_words(field, value, sentence):
     with pytest.raises(ValueError, match=sentence):
         dataclasses.replace(CONFIG, **{field: value})
+    with pytest.raises(ValueError, match="--retries 3: expected 0 with --variant visual"):
+        dataclasses.replace(CONFIG, variant="visual", retries=3)
 
 
 def test_every_field_of_the_sweep_is_a_field():
