@@ -25,8 +25,9 @@ Two further runs have the same rates, with arms and claims of their own:
                       on whole rows, so SFT pays for the room of attempts that its demonstrations do not need.
     --variant visual  cards are pictures of 6 x 4 pixels in the ink of their suits, as tokens of patches. All arms but `red`,
                       SFT on red hands, train on black ones; pre-training shows what pictures in either ink count. That is
-                      the shift of the paper: seeing is scored (cards read right) apart from reckoning (answers right, of
-                      those with the right numbers).
+                      the shift of the paper. Seeing is scored (cards read right) apart from reckoning (success over that).
+                      Seen on seed 10000 before any run for claims: the start reads 0.98 of the cards in red, 1.00 in black,
+                      and is right on 0.28 of the hands in red, 0.72 in black; a claim that RL reads better had no room.
 
 Source: Chu et al. 2025 (arXiv 2501.17161; GeneralPoints); the counter-claim, that SFT fails for its frozen prompts, is
 that of arXiv 2510.00237. Hands under COUNT have a face card, as there; `faces` is the same population under TEN, so that
@@ -37,7 +38,8 @@ and 0.47: that SFT memorises more is of the right sign and underpowered (0.18 [0
 differs from the start by the margins: start 0.05, SFT 0.03, RL 0.04, so that "SFT forgets", "RL gains" and "RL beats SFT" are
 refuted here, while SFT on diverse rules is at 0.38: the counter-claim is supported. So is that RL needs the start: without it
 no answer is ever right. The start is near the floor under COUNT, so little can be lost there. With the untuned rates of a
-first run (1e-3 for SFT, a start at 0.08 under COUNT; seeds 0 to 7) RL was 0.08 [0.00, 0.15] ahead of SFT there.
+first run (1e-3 for SFT, a start at 0.08 under COUNT; seeds 0 to 7) RL was 0.08 [0.00, 0.15] ahead of SFT there. The claims
+of the two further runs stand as they were written before any run of theirs on seeds for claims; none is decided yet.
 Minutes: 9 on two busy cores (16 seeds); --tier smoke a minute.
 """
 
@@ -208,8 +210,8 @@ def reads(arm, where="red"):
 
 
 def reckons(arm, where="red"):
-    """Of the greedy answers with the right numbers, the share that makes the target of them; 0 where none has them."""
-    return lambda curves: success(curves, arm, where) / np.maximum(last(curves[f"{arm}/greedy_numbers_{where}"]), 1e-9)
+    """Greedy success over the share of cards read right: what is lost of success for other reasons; 0 where none is."""
+    return lambda curves: success(curves, arm, where) / np.maximum(reads(arm, where)(curves), 1e-9)
 
 
 def blinder(arm, where="red"):
@@ -289,10 +291,10 @@ VISUAL_CLAIMS = (
         control=less(reads("start"), reads("red")),
     ),
     Claim(
-        name="rl_sees_red_better",
-        statement="In red, RL on black hands ends above the start in reading cards.",
-        estimand=less(reads("rl"), reads("start")), margin=0.03, control_name="more SFT in RL's place",
-        control=less(reads("sft"), reads("start")),
+        name="rl_gains_in_red",
+        statement="In red, RL on black hands ends above the start in success.",
+        estimand=ahead("rl", "start", "red"), margin=0.03, control_name="more SFT in RL's place",
+        control=ahead("sft", "start", "red"),
     ),
     Claim(
         name="rl_beats_sft_in_red",
@@ -301,7 +303,7 @@ VISUAL_CLAIMS = (
     ),
     Claim(
         name="the_shift_is_in_seeing",
-        statement="From black to red, more SFT loses more in reading cards than in making the target of numbers read right.",
+        statement="From black to red, more SFT loses more in reading cards than in making the target of what it reads.",
         estimand=blinder("sft"), margin=0.05, control_name="held-out hands in black, in the place of red ones",
         control=blinder("sft", "held"),
     ),
@@ -374,7 +376,7 @@ def sections(cfg: Config, curves) -> str:
     return "\n".join([
         "## The arms at the end", "",
         f"Greedy success with 95% intervals on {len(where)} populations; then on each of these: success at T = 1, cards read "
-        "right of those read, answers right of those with the right numbers (and, with several, by first attempts alone). "
+        "right of those read, success over that share (and before these, with several attempts, success by the first alone). "
         "Under the other rule: faces read as 10, of the cards read wrongly. Well-formed answers at T = 1 on hands of training; "
         "FLOPs over RL's.", "",
         table(header, [row(label, arm) for label, arm in shown(cfg).items()]),
