@@ -2,7 +2,8 @@
 """The README's table of results, read from run folders: nothing in it is typed by hand.
 
 Command: .venv/bin/python scripts/results.py [--runs runs runs-1000] [--tier cpu] [--write README.md]
-Finished runs with the experiment's default fields count. One on seeds 0, 1, ... gives a row per claim; one of
+Finished runs with the experiment's default fields count, and those with the fields that --fields names (as
+--fields "--retries 3" "--variant visual"). One on seeds 0, 1, ... gives a row per claim; one of
 the same configuration on seeds 1000, 1001, ..., which lives in another --out, is its replication. Of two runs
 for one place the newer counts. Whatever is left out is named on stderr, with the reason.
 """
@@ -11,6 +12,7 @@ import argparse
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +38,7 @@ LEGEND = (
 class Run(NamedTuple):
     folder: Path
     name: str  # as the command names the experiment
+    fields: tuple[str, ...]  # as the command has them
     config: dict[str, Any]  # config.json
     claims: list[dict[str, Any]]  # claims.json
     seeds: list[int]
@@ -48,11 +51,11 @@ class Run(NamedTuple):
     def command(self) -> str:
         tier = self.config["tier"]
         words = ["jaxpt", "run", self.name, *(["--tier", tier] if tier != "cpu" else [])]
-        return shlex.join([*words, "--seeds", str(len(self.seeds))])
+        return shlex.join([*words, *self.fields, "--seeds", str(len(self.seeds))])
 
 
-def read(folder: Path, tier: str) -> Run:
-    """UserError says why the folder has no place in the table."""
+def read(folder: Path, tier: str, counted: Sequence[tuple[str, ...]] = ((),)) -> Run:
+    """counted: the fields that a command may have. UserError says why the folder has no place in the table."""
     config = store.read_config(folder)
     if config is None or not config["runs"][-1]["finished"] or not (folder / "report.md").exists():
         raise UserError("unfinished")
@@ -60,15 +63,15 @@ def read(folder: Path, tier: str) -> Run:
         raise UserError(f"tier {config['tier']}")
     last = config["runs"][-1]
     _, (name, *fields) = split(shlex.split(last["command"])[2:], OPTIONS)
-    if fields:
+    if tuple(fields) not in counted:
         raise UserError(f"fields of its own: {shlex.join(fields)}")
     first, seeds = last["seeds"][0], last["seeds"]
     if first not in (0, REPLICATION) or seeds != list(range(first, first + len(seeds))):
         raise UserError(f"seeds {', '.join(map(str, seeds))}")
-    return Run(folder, name, config, json.loads((folder / "claims.json").read_text()), seeds)
+    return Run(folder, name, tuple(fields), config, json.loads((folder / "claims.json").read_text()), seeds)
 
 
-def collect(roots: list[Path], tier: str) -> tuple[list[tuple[Run, Run | None]], list[str]]:
+def collect(roots: list[Path], tier: str, counted: Sequence[tuple[str, ...]] = ((),)) -> tuple[list[tuple[Run, Run | None]], list[str]]:
     """([(run, its replication)] by name, [why a folder is left out])."""
     runs, left_out = [], []
     for root in roots:
@@ -76,13 +79,13 @@ def collect(roots: list[Path], tier: str) -> tuple[list[tuple[Run, Run | None]],
             raise UserError(f"--runs {root}: there is no such folder")
         for folder in sorted(path for path in root.glob("*/*") if path.is_dir()):
             try:
-                runs.append(read(folder, tier))
+                runs.append(read(folder, tier, counted))
             except UserError as error:
                 left_out.append(f"{folder}: {error}")
-    originals: dict[str, Run] = {}
+    originals: dict[tuple[str, ...], Run] = {}
     replications: dict[str, Run] = {}
     for run in sorted(runs, key=lambda run: run.written, reverse=True):
-        place, key = (originals, run.name) if run.seeds[0] == 0 else (replications, run.folder.name)
+        place, key = (originals, (run.name, *run.fields)) if run.seeds[0] == 0 else (replications, run.folder.name)
         newer = place.setdefault(key, run)
         if newer is not run:
             left_out.append(f"{run.folder}: {newer.folder} is newer")
@@ -140,10 +143,11 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--runs", type=Path, nargs="+", default=[Path("runs")], help="their folders (runs)")
     parser.add_argument("--tier", default="cpu", help="the tier whose runs count (cpu)")
+    parser.add_argument("--fields", nargs="+", default=[], help="further fields whose runs count, each like '--retries 3'")
     parser.add_argument("--write", type=Path, metavar="FILE", help=f"the file in which {BEGIN} stands")
     args = parser.parse_args(argv)
     try:
-        pairs, left_out = collect(args.runs, args.tier)
+        pairs, left_out = collect(args.runs, args.tier, [(), *(tuple(shlex.split(fields)) for fields in args.fields)])
         for sentence in left_out:
             print(f"left out {sentence}", file=sys.stderr)
         if not pairs:
