@@ -278,7 +278,7 @@ def test_chunks_do_not_change_a_curve(tmp_path):
 @pytest.mark.parametrize("cores", [[0], [0, 1], [0, 2, 4, 6, 8]])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_workers_share_the_cores(monkeypatch, cores, threads):
-    monkeypatch.setattr(pool, "_cores", lambda: cores)
+    monkeypatch.setattr(pool, "cores", lambda: cores)
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     chosen = pool.executor(threads)
     assert chosen == ("cpu", "cpu", min(threads, len(cores)), True)
@@ -291,9 +291,9 @@ def test_workers_share_the_cores(monkeypatch, cores, threads):
 
 def test_the_workers_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("XLA_FLAGS", "--kept")
-    one = pool._environment(pool.Executor("cpu", "cpu", 1, True))
+    one = pool.environment(pool.Executor("cpu", "cpu", 1, True))
     assert one["JAX_NUM_CPU_DEVICES"] == "1" and one["XLA_FLAGS"] == "--kept --xla_cpu_multi_thread_eigen=false"
-    quick = pool._environment(pool.Executor("cpu", "cpu", 2, False))
+    quick = pool.environment(pool.Executor("cpu", "cpu", 2, False))
     assert quick["XLA_FLAGS"] == " ".join(["--kept", *compiling.QUICK_TO_COMPILE])
     monkeypatch.setenv("JAXPT_CACHE", "off")
     assert compiling.cache_folder() is None
@@ -370,7 +370,8 @@ def test_tuning_seeds_and_evidence_do_not_share_a_folder(tmp_path):
     ({"seed0": -1}, "--seed0 -1"),
     ({"seed0": 9999, "seeds": 2}, "are for tuning"),
     ({"tier": "smok"}, "did you mean smoke"),
-    ({"launcher": "slurm"}, "--launcher 'slurm' is unknown"),
+    ({"launcher": "slum"}, "--launcher 'slum' is unknown: did you mean slurm"),
+    ({"address": "a:1"}, "--address a:1: expected with --launcher ray or slurm"),
     ({"overrides": {"step": 3}}, "did you mean steps"),
     ({"overrides": {"steps": 0}}, "steps 0"),
     ({"out": "/dev/null"}, "--out"),

@@ -17,7 +17,8 @@ OPTIONS = {
     "--out": Option(str, "runs", "the folder of run folders (runs)"),
     "--resume": Option(None, False, "go on with an unfinished run, or add seeds to a finished one"),
     "--track": Option(names, (), "tensorboard, wandb (offline) or both, by comma: kept in the run folder"),
-    "--launcher": Option(str, "local", "where workers run: local"),
+    "--launcher": Option(str, "local", "where stages and seeds are computed: local (this machine), ray or slurm"),
+    "--address": Option(str, None, "ray: of its cluster (RAY_ADDRESS, or one of this machine alone); slurm: local, to try it"),
     "--help": Option(None, False, "this text; with NAME also the experiment's own fields"),
 }
 USAGE = "jaxpt run NAME [options] [--field value ...]"

@@ -151,6 +151,16 @@ def begun(stage: Stage, known: Mapping[str | None, Any]) -> Any:
     return tuple(known[name] for name in stage.after) if isinstance(stage.after, tuple) else known[stage.after]
 
 
+def lineage(stages: Sequence[Stage], name: str) -> list[Stage]:
+    """The stage `name` and all that it comes after, itself last; stages in topological order."""
+    wanted = {name}
+    for stage in reversed(stages):
+        if stage.name in wanted:
+            wanted |= set(stage.after) if isinstance(stage.after, tuple) else {stage.after}
+    return [stage for stage in stages if stage.name in wanted and stage.name != name] + [
+        stage for stage in stages if stage.name == name]
+
+
 def topological(stages: Sequence[Stage]) -> list[Stage]:
     """Parents before children; UserError where the stages are not a forest with plain, unique names."""
     by_name = {stage.name: stage for stage in stages}

@@ -124,12 +124,14 @@ def versions() -> dict[str, str]:
 
 def must_agree(experiment_file: Path) -> dict[str, str]:
     """What a resumed run must find unchanged, by the name that a refusal gives it."""
+    variables = {f"the variable {name}": os.environ.get(name, "") for name in NUMERICS}
+    return {**same_code(experiment_file), **variables}
+
+
+def same_code(experiment_file: Path) -> dict[str, str]:
+    """What all machines of a run must have in common, by the name that a refusal gives it."""
     found = versions()
-    return {
-        "the source files": source_hash(experiment_file),
-        **{f"the version of {name}": found[name] for name in PINNED},
-        **{f"the variable {name}": os.environ.get(name, "") for name in NUMERICS},
-    }
+    return {"the source files": source_hash(experiment_file), **{f"the version of {name}": found[name] for name in PINNED}}
 
 
 def git_revision(folder: Path) -> str | None:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,15 +40,16 @@ class Executor(NamedTuple):
 def executor(threads: int, optimised: bool = True) -> Executor:
     platform, kind = _probe()
     cpu = platform == "cpu"
-    return Executor(platform, kind, min(threads, len(_cores())) if cpu else 0, optimised or not cpu)
+    return Executor(platform, kind, min(threads, len(cores())) if cpu else 0, optimised or not cpu)
 
 
 def workers(chosen: Executor, seeds: int) -> int:
     """How many processes run side by side."""
-    return max(1, min(len(_cores()) // chosen.threads, seeds)) if chosen.platform == "cpu" else 1
+    return max(1, min(len(cores()) // chosen.threads, seeds)) if chosen.platform == "cpu" else 1
 
 
-def _cores() -> list[int]:
+def cores() -> list[int]:
+    """Numbers of the cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
@@ -72,48 +73,58 @@ def _accelerators_installed() -> bool:
     return bool(plugins) or any(importlib.util.find_spec(name) for name in ("jax_plugins", "libtpu"))
 
 
-def compute(folder: Path, experiment: str, config: Any, chosen: Executor, seeds: Sequence[int], programs: Path,
-            on_message: Callable[[Message], None]) -> None:
-    """Computes the seeds' missing chunks; returns when all are on disk. Workers never outlive the call, and share
-    what they compile in the folder `programs`."""
-    setup = {"experiment": experiment, "folder": str(folder), "config": pickle.dumps(config), "programs": str(programs)}
+def setup_of(folder: Path, experiment: str, config: Any, chosen: Executor, programs: Path) -> dict[str, Any]:
+    """What every worker of a run is told; they share what they compile in the folder `programs`."""
+    return {"experiment": experiment, "folder": str(folder), "config": pickle.dumps(config), "programs": str(programs),
+            "device": (chosen.platform, chosen.kind), "stage": None}
+
+
+def compute(setup: dict[str, Any], chosen: Executor, seeds: Sequence[int], on_message: Callable[[Message], None]) -> None:
+    """Computes the seeds' missing chunks; returns when all are on disk. Workers never outlive the call."""
+    folder, count = Path(setup["folder"]), workers(chosen, len(seeds))
     messages: Messages = queue.SimpleQueue()
     waiting = deque(seeds)
-    with open(folder / "workers.log", "ab") as log, _started(
-        workers(chosen, len(seeds)), folder, setup, chosen, log, messages
+    told = [{"cpus": _pin(chosen, i), "rehearse": i == 0, "workers": count} for i in range(count)]
+    with open(folder / "workers.log", "ab") as log, started(
+        [setup | more for more in told], environment(chosen), log, messages
     ) as processes:
         for process in processes:
-            _send(process, waiting.popleft())
+            send(process, waiting.popleft())
         running = len(processes)
         while running:
             index, message = messages.get()
             if message is None:
-                raise RunFailed(_death(processes[index].wait(), folder))
-            if message["kind"] == "user_error":
-                raise UserError(message["text"])
-            if message["kind"] == "failed":
-                store.write(folder / "error.txt", lambda f: f.write(message["traceback"].encode()))
-                raise RunFailed(f"{message['text']} (traceback in {folder / 'error.txt'})")
+                raise RunFailed(death(processes[index].wait(), folder / "workers.log"))
+            heed(message, folder)
             on_message(message)
             if message["kind"] == "done":
                 if waiting:
-                    _send(processes[index], waiting.popleft())
+                    send(processes[index], waiting.popleft())
                 else:
                     running -= 1
 
 
+def heed(message: Message, folder: Path) -> None:
+    """The error that a worker's message tells of, if it does."""
+    if message["kind"] == "user_error":
+        raise UserError(message["text"])
+    if message["kind"] == "failed":
+        store.write(folder / "error.txt", lambda f: f.write(message["traceback"].encode()))
+        raise RunFailed(f"{message['text']} (traceback in {folder / 'error.txt'})")
+
+
 @contextlib.contextmanager
-def _started(count: int, folder: Path, setup: dict[str, Any], chosen: Executor, log: Any,
-             messages: Messages) -> Iterator[list[Worker]]:
+def started(setups: Sequence[dict[str, Any]], env: Mapping[str, str], log: Any, messages: Messages) -> Iterator[list[Worker]]:
+    """A worker for each setup, none of which outlives the block."""
     processes: list[Worker] = []
     try:
-        for index in range(count):
+        for index, setup in enumerate(setups):
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "jaxpt.lab.worker", str(folder)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=_environment(chosen),
+                [sys.executable, "-P", "-m", "jaxpt.lab.worker", setup["folder"]],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=env,
             )
             processes.append(process)
-            _send(process, setup | {"cpus": _pin(chosen, index), "rehearse": index == 0, "workers": count})
+            send(process, setup)
             threading.Thread(target=_receive, args=(index, process, messages), daemon=True).start()
         yield processes
     finally:
@@ -125,7 +136,7 @@ def _started(count: int, folder: Path, setup: dict[str, Any], chosen: Executor, 
                 process.stdin.close()
 
 
-def _send(process: Worker, value: Any) -> None:
+def send(process: Worker, value: Any) -> None:
     with contextlib.suppress(BrokenPipeError):  # its death is reported where its messages end
         pickle.dump(value, process.stdin)
         process.stdin.flush()
@@ -142,13 +153,17 @@ def _pin(chosen: Executor, index: int) -> list[int]:
     """The cores of worker `index`; runs side by side start their counts at different cores."""
     if chosen.platform != "cpu" or not hasattr(os, "sched_setaffinity"):
         return []
-    cores = _cores()
+    allowed = cores()
     first = os.getpid() + index * chosen.threads
-    return [cores[(first + i) % len(cores)] for i in range(chosen.threads)]
+    return [allowed[(first + i) % len(allowed)] for i in range(chosen.threads)]
 
 
-def _environment(chosen: Executor) -> dict[str, str]:
+def environment(chosen: Executor, numerics: Mapping[str, str | None] | None = None) -> dict[str, str]:
+    """A worker's. numerics: variables (identity.NUMERICS) of another machine, in the place of this one's."""
     env = dict(os.environ)
+    for name, value in (numerics or {}).items():
+        env.pop(name, None)
+        env |= {} if value is None else {name: value}
     env["PYTHONPATH"] = os.pathsep.join(p or os.getcwd() for p in sys.path)
     if chosen.platform == "cpu":
         env["JAX_PLATFORMS"] = "cpu"
@@ -165,8 +180,7 @@ def _environment(chosen: Executor) -> dict[str, str]:
     return env
 
 
-def _death(code: int, folder: Path) -> str:
-    log = folder / "workers.log"
+def death(code: int, log: Path) -> str:
     if code < 0:
         name = signal.Signals(-code).name
         memory = ", as the system does when memory runs out" if name == "SIGKILL" else ""

@@ -13,13 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import jaxpt
-from jaxpt.lab import identity, merge, pool, programs, store, trackers
+from jaxpt.lab import identity, launch, merge, pool, programs, store, trackers
 from jaxpt.lab.compiling import cache_folder
 from jaxpt.lab.errors import RunFailed, UserError, expected
 from jaxpt.lab.experiment import Experiment, Loaded, Stage, Tier, asked, load, topological
 from jaxpt.lab.report import TUNING_SEEDS, report, warnings
-
-LAUNCHERS = ("local",)
 
 
 class RunResult(NamedTuple):
@@ -52,18 +50,19 @@ class Plan(NamedTuple):
 
 def run(name: str, tier: str = "cpu", seeds: int | None = None, seed0: int = 0, out: str | Path = "runs",
         resume: bool = False, overrides: Mapping[str, Any] | None = None, launcher: str = "local",
-        track: Sequence[str] = (),
+        address: str | None = None, track: Sequence[str] = (),
         on_progress: Callable[[pool.Message], None] = lambda message: None) -> RunResult:
     """Runs experiment `name` (or path/to/file.py) on seeds seed0, ..., seed0 + seeds - 1 and reports.
 
-    overrides: fields of the experiment's Config. track: kinds of lab.trackers. on_progress receives
+    overrides: fields of the experiment's Config. launcher, address: as in lab.launch. track: kinds of lab.trackers. on_progress receives
     {"kind": "inputs"} before inputs are read, {"kind": "plan", steps, ...} once, then "progress" and "done"
     messages of workers. A resumed run reports on the seeds that were ever asked for here and are finished.
     Errors: UserError for bad input, RunFailed where the experiment's own code fails.
     """
     started = time.perf_counter()
     kinds = trackers.choose(track)
-    plan = make_plan(name, tier, seeds, seed0, out, overrides or {}, launcher, on_progress)
+    launch.check(launcher, address)
+    plan = make_plan(name, tier, seeds, seed0, out, overrides or {}, on_progress)
     must_agree = identity.must_agree(plan.loaded.path)
     with store.locked(plan.folder):
         earlier = store.read_config(plan.folder)
@@ -77,7 +76,7 @@ def run(name: str, tier: str = "cpu", seeds: int | None = None, seed0: int = 0, 
         if earlier is None or not (plan.folder / "inputs.npz").exists():
             store.write_inputs(plan.folder, plan.inputs)
         with _blame(plan.folder):
-            _compute(plan, must_agree, on_progress)
+            _compute(plan, must_agree, launcher, address, on_progress)
         finished = [s for s in sorted(asked) if store.complete(plan.folder, plan.chunks, s)]
         record["runs"][-1] = _entry(plan, finished=True) | {"seeds": finished}
         store.write_json(plan.folder / "config.json", record)  # a look at the claims is on record before it is taken
@@ -92,10 +91,7 @@ def run(name: str, tier: str = "cpu", seeds: int | None = None, seed0: int = 0, 
 
 
 def make_plan(name: str, tier: str, seeds: int | None, seed0: int, out: str | Path,
-              overrides: Mapping[str, Any], launcher: str,
-              on_progress: Callable[[pool.Message], None]) -> Plan:
-    if launcher not in LAUNCHERS:
-        raise UserError(f"--launcher {launcher!r} is unknown: {expected(launcher, LAUNCHERS)}")
+              overrides: Mapping[str, Any], on_progress: Callable[[pool.Message], None]) -> Plan:
     loaded = load(name)
     chosen = _tier(loaded.experiment, tier)
     numbers = _seeds(chosen.seeds if seeds is None else seeds, seed0)
@@ -214,11 +210,13 @@ def _entry(plan: Plan, finished: bool) -> dict[str, Any]:
     return {"command": plan.command, "seeds": plan.seeds, "finished": finished}
 
 
-def _compute(plan: Plan, must_agree: Mapping[str, str], on_progress: Callable[[pool.Message], None]) -> None:
+def _compute(plan: Plan, must_agree: Mapping[str, str], launcher: str, address: str | None,
+             on_progress: Callable[[pool.Message], None]) -> None:
     missing = [s for s in plan.seeds if not store.complete(plan.folder, plan.chunks, s)]
     on_progress({
         "kind": "plan", "folder": plan.folder, "seeds": missing, "executor": plan.executor,
-        "steps": {s.name: s.steps for s in plan.stages}, "workers": pool.workers(plan.executor, len(missing)),
+        "steps": {s.name: s.steps for s in plan.stages},
+        "workers": pool.workers(plan.executor, len(missing)) if launcher == "local" else launcher,
     })
     if missing:
         def listen(message: pool.Message) -> None:
@@ -231,7 +229,12 @@ def _compute(plan: Plan, must_agree: Mapping[str, str], on_progress: Callable[[p
         # A file of somebody's own may import others, whose changes nobody would see: its programs are not kept.
         cache = None if plan.loaded.reference.endswith(".py") else cache_folder()
         place = programs.place(cache, plan.folder, {**must_agree, **plan.executor._asdict()})
-        pool.compute(plan.folder, plan.loaded.reference, plan.config, plan.executor, missing, place, listen)
+        setup = pool.setup_of(plan.folder, plan.loaded.reference, plan.config, plan.executor, place)
+        if launcher == "local":
+            pool.compute(setup, plan.executor, missing, listen)
+        else:
+            work = launch.work_of(setup, plan.executor, must_agree)
+            launch.compute(work, launcher, address, plan.stages, missing, listen)
 
 
 @contextlib.contextmanager

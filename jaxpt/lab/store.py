@@ -1,6 +1,6 @@
 """The run folder. Every file appears whole or not at all; one process at a time may write.
 
-    OUT/NAME/<hash>/  lock  config.json  inputs.npz  chunks/STAGE/SEED-CHUNK.npz
+    OUT/NAME/<hash>/  lock  config.json  inputs.npz  chunks/STAGE/SEED-CHUNK.npz  jobs/
                       metrics.jsonl  curves.npz  claims.json  figure.png  report.md
 
 A chunk file holds the metrics of its steps, and the newest one of a stage and seed also the state behind
@@ -114,6 +114,11 @@ class Chunk(NamedTuple):
 
 def chunk_path(folder: Path, stage: str, seed: int, chunk: int) -> Path:
     return folder / "chunks" / stage / f"{seed:05d}-{chunk:05d}.npz"
+
+
+def job_path(folder: Path, stage: str, seed: int, kind: str) -> Path:
+    """A stage's and seed's file beside its chunks: its "lock", its "log"."""
+    return folder / "jobs" / f"{stage}-{seed:05d}.{kind}"
 
 
 def save_chunk(path: Path, chunk: Chunk) -> None:

@@ -1,12 +1,13 @@
 """The process that computes seeds: `python -m jaxpt.lab.worker FOLDER`, started by lab.pool.
 
-Standard input is a stream of pickles: a setup, then seeds. Its end means that the parent is gone or done,
+Standard input is a stream of pickles: a setup (lab.pool), then seeds. Its end means that the parent is gone or done,
 and ends the process at once, which is safe at any moment because files appear whole or not at all.
 Standard output is a stream of pickled messages; what the experiment prints goes to the folder's log.
 """
 
 import os
 import pickle
+import platform
 import queue
 import signal
 import sys
@@ -25,7 +26,7 @@ import numpy as np
 
 from jaxpt.lab import programs, store
 from jaxpt.lab.errors import UserError, expected
-from jaxpt.lab.experiment import Stage, begun, load, topological
+from jaxpt.lab.experiment import Stage, begun, lineage, load, topological
 from jaxpt.lab.identity import digest, program_identity, stage_identities
 from jaxpt.train.program import Program
 from jaxpt.types import Array, Key
@@ -35,34 +36,42 @@ Compiled = dict[Any, Any]  # what this process has compiled, reused over seeds a
 
 def compute_seed(folder: Path, stages: Sequence[Stage], seed: int, compiled: Compiled,
                  report: Callable[..., None]) -> None:
-    """Runs the stages (in topological order) of one seed, chunk by chunk, from where their files end."""
+    """Runs the stages (in topological order) of one seed, chunk by chunk, from where their files end. A stage that
+    another process is at, perhaps on another machine, is waited for."""
     parameters: dict[str | None, Any] = {None: None}
     identities = stage_identities(stages)
     for stage in stages:
-        bounds = store.chunk_bounds(stage.steps, stage.chunk)
-        identity = program_identity(stage)
-        program = _program(stage, identity, compiled)
-        start = (*_key_and_hyper(stage, program, seed), begun(stage, parameters))
         owner = store.owner(identities[stage.name], seed)
-        done, leaves = store.progress(folder, stage.name, seed, owner, bounds)
-        if leaves is None:
-            leaves = to_leaves(program.init(*start))
-        state = from_leaves(leaves, jax.tree.structure(jax.eval_shape(program.init, *start)))
-        if done >= 2:
-            store.drop_state(store.chunk_path(folder, stage.name, seed, done - 2))
-        for index, (first, steps) in list(enumerate(bounds))[done:]:
-            run = _once(compiled, ("scan", identity, steps), lambda: _scan(program.step, steps))
-            started = time.perf_counter()
-            state, metrics = run(state)
-            metrics = {name: _host(x) for name, x in metrics.items()}
-            seconds = time.perf_counter() - started
-            path = store.chunk_path(folder, stage.name, seed, index)
-            store.save_chunk(path, store.Chunk(owner, first, steps, seconds, metrics, to_leaves(state)))
-            if index > 0:
-                store.drop_state(store.chunk_path(folder, stage.name, seed, index - 1))
-            last = {name: float(x[-1]) for name, x in metrics.items() if x.ndim == 1}
-            report("progress", seed=seed, stage=stage.name, chunk=index, steps=first + steps, metrics=last)
-        parameters[stage.name] = program.params(state)
+        with store.claimed(store.job_path(folder, stage.name, seed, "lock"), wait=True):
+            parameters[stage.name] = _compute_stage(folder, stage, seed, owner, begun(stage, parameters), compiled, report)
+
+
+def _compute_stage(folder: Path, stage: Stage, seed: int, owner: str, parents: Any, compiled: Compiled,
+                   report: Callable[..., None]) -> Any:
+    """The parameters behind the stage, computed from where its files end."""
+    bounds = store.chunk_bounds(stage.steps, stage.chunk)
+    identity = program_identity(stage)
+    program = _program(stage, identity, compiled)
+    start = (*_key_and_hyper(stage, program, seed), parents)
+    done, leaves = store.progress(folder, stage.name, seed, owner, bounds)
+    if leaves is None:
+        leaves = to_leaves(program.init(*start))
+    state = from_leaves(leaves, jax.tree.structure(jax.eval_shape(program.init, *start)))
+    if done >= 2:
+        store.drop_state(store.chunk_path(folder, stage.name, seed, done - 2))
+    for index, (first, steps) in list(enumerate(bounds))[done:]:
+        run = _once(compiled, ("scan", identity, steps), lambda: _scan(program.step, steps))
+        started = time.perf_counter()
+        state, metrics = run(state)
+        metrics = {name: host(x) for name, x in metrics.items()}
+        seconds = time.perf_counter() - started
+        path = store.chunk_path(folder, stage.name, seed, index)
+        store.save_chunk(path, store.Chunk(owner, first, steps, seconds, metrics, to_leaves(state)))
+        if index > 0:
+            store.drop_state(store.chunk_path(folder, stage.name, seed, index - 1))
+        last = {name: float(x[-1]) for name, x in metrics.items() if x.ndim == 1}
+        report("progress", seed=seed, stage=stage.name, chunk=index, steps=first + steps, metrics=last)
+    return program.params(state)
 
 
 def share_compiling(place: Path, stages: Sequence[Stage], compiled: Compiled) -> None:
@@ -131,7 +140,7 @@ def _scan(step: Callable[[Any], Any], steps: int) -> Callable[[Any], Any]:
     return jax.jit(lambda state: jax.lax.scan(lambda s, _: step(s), state, length=steps), donate_argnums=0)
 
 
-def _host(x: jax.Array) -> np.ndarray:
+def host(x: jax.Array) -> np.ndarray:
     """Metrics in a dtype that .npz knows: bfloat16 becomes float32."""
     return np.asarray(x) if np.asarray(x).dtype.isbuiltin == 1 else np.asarray(x.astype(jnp.float32))
 
@@ -181,13 +190,21 @@ def main() -> None:
         folder = Path(setup["folder"])
         inputs = store.read_inputs(folder)
         stages = topological(experiment.stages(pickle.loads(setup["config"]), inputs))
+        wanted = stages
+        if setup["stage"] is not None:
+            stages = lineage(stages, setup["stage"])
+            wanted = stages[-1:]
+        device = jax.devices()[0]
+        if (device.platform, device.device_kind) != setup["device"]:
+            raise UserError(f"this run is of {' '.join(setup['device'])}, but {platform.node()} has {device.platform} "
+                            f"{device.device_kind}: the same kind of device is expected everywhere")
         compiled: Compiled = {}
         place = Path(setup["programs"])
         if setup["rehearse"]:
             file = place / f"{digest(stage_identities(stages))[:32]}.shapes"
             send("metrics", shapes=programs.kept(file, lambda: metric_shapes(stages, compiled)))
         if setup["workers"] > 1 or place.parent != folder:  # there is somebody to share with, now or later
-            share_compiling(place, stages, compiled)
+            share_compiling(place, wanted, compiled)
         while True:
             seed = seeds.get()
             compute_seed(folder, stages, seed, compiled, send)
