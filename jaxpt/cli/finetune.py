@@ -12,6 +12,7 @@ from jaxpt.lab.errors import UserError
 OPTIONS = {
     "--checkpoint": Option(str, None, "the folder of a model: config.json, safetensors, tokenizer.json"),
     "--data": Option(str, None, "a JSONL; its keys are below"),
+    "--tasks": Option(str, None, "in the place of --data: reasoning_gym:NAME[,size=500][,seed=0][,PARAMETER=VALUE ...]"),
     "--method": Option(one_of("sft", "dpo", "grpo"), "sft", "sft (the default), dpo or grpo"),
     "--objective": Option(str, None, "a row of `jaxpt list objectives` of that kind; the method's own by default"),
     "--verifier": Option(str, None, "grpo: module:function or file.py:function, (prompt, completion, row) -> reward"),
@@ -35,13 +36,17 @@ OPTIONS = {
     "--resume": Option(None, False, "go on with an unfinished run"),
     "--help": Option(None, False, "this text"),
 }
-USAGE = "jaxpt run finetune --checkpoint DIR --data FILE.jsonl [options]"
+USAGE = "jaxpt run finetune --checkpoint DIR (--data FILE.jsonl | --tasks reasoning_gym:NAME) [options]"
 WHAT = ("""Trains a Hugging Face folder on texts and writes it as a folder that transformers loads; adapters are merged.
 
   --method sft   {"prompt", "response"}            maximum likelihood of responses
   --method dpo   {"prompt", "chosen", "rejected"}  a preference objective; the reference is the model as it was
   --method grpo  {"prompt", and anything else}     sampled completions, judged by a verifier, which must give a finite
                                                    number for every text, the empty one included
+
+With --tasks the prompts are reasoning-gym's questions, each with a newline behind it, and the held-out ones are of other
+seeds; sft learns their answers, and grpo's reward is the task's own score of what stands in the completion's last
+<answer>...</answer>, or of all of it where there is none (0 where the scorer fails on it).
 
 OUT/finetune/<hash>/ holds report.md, figure.png, metrics.jsonl, curves.npz and config.json.""")
 OF_GRPO = ("--group", "--new", "--temperature")
@@ -53,8 +58,8 @@ def finetune_command(words: Sequence[str]) -> int:
         print(help_text(USAGE, WHAT, OPTIONS))
         return 0
     no_more(rest, OPTIONS)
-    for name in ("--checkpoint", "--data"):
-        if values[name] is None:
+    for name, other in (("--checkpoint", "--checkpoint"), ("--data", "--tasks")):
+        if values[name] is None and values[other] is None:
             raise UserError(f"{name} is missing: {USAGE} is expected")
     for name in OF_GRPO:
         if values["--method"] != "grpo" and values[name] != OPTIONS[name].default:

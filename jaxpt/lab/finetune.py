@@ -1,4 +1,4 @@
-"""Fine-tuning of a Hugging Face folder on a JSONL, start to report.
+"""Fine-tuning of a Hugging Face folder on a JSONL or on generated tasks, start to report.
 
     OUT/finetune/<hash>/  config.json  chunks/{before,finetune,after}  metrics.jsonl  curves.npz  figure.png  report.md  model/
 
@@ -8,10 +8,11 @@ step does is a function of the state, the seed and the step's number alone.
 
 import hashlib
 import inspect
+import json
 import shlex
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxpt
-from jaxpt.lab import checkpoint, identity, prompts, safetensors, store, tokenizer
+from jaxpt.lab import checkpoint, gym, identity, prompts, safetensors, store, tokenizer
 from jaxpt.lab.errors import RunFailed, UserError, expected, within
 from jaxpt.lab.finetune_report import curves_of, picture, report
 from jaxpt.lab.merge import metric_lines
@@ -47,7 +48,8 @@ class Settings:
     """What a run is a function of, beside the contents of its files. Raises ValueError, naming the flag."""
 
     checkpoint: str
-    data: str
+    data: str | None = None
+    tasks: str | None = None  # in the place of data: lab.gym
     method: str = "sft"
     objective: str | None = None  # None: the method's own name
     verifier: str | None = None  # the name by which the verifier was found
@@ -78,7 +80,12 @@ class Settings:
         if self.objective is not None and self.objective not in (known := tuning.objectives(self.method)):
             raise ValueError(f"--objective {self.objective} is none that --method {self.method} can follow: "
                              f"{expected(self.objective, known)}")
-        if (self.method == "grpo") != (self.verifier is not None):
+        if (self.data is None) == (self.tasks is None):
+            raise ValueError("--data FILE.jsonl is missing: it, or --tasks reasoning_gym:NAME, is expected" if self.data is None
+                             else f"--tasks {self.tasks}: expected without --data")
+        if self.tasks is not None and (self.method == "dpo" or self.verifier is not None):
+            raise ValueError(f"--tasks {self.tasks}: expected with --method sft or grpo, and without --verifier")
+        if self.tasks is None and (self.method == "grpo") != (self.verifier is not None):
             needs = "is missing: module:function or file.py:function" if self.verifier is None else f"{self.verifier}: nothing"
             raise ValueError(f"--verifier {needs} is expected with --method {self.method}")
         if self.method == "grpo" and self.new >= self.length:
@@ -97,6 +104,7 @@ class Job(NamedTuple):
     held: list[Text]
     width: int  # tokens of a row; with grpo, of a prompt
     verifier: Verifier | None
+    contents: dict[str, str]  # what was read -> its sha256
     key: jax.Array
 
     @property
@@ -123,7 +131,7 @@ def run(settings: Settings, verifier: Verifier | None = None, *, out: str | Path
     if save is not None and not resume:
         _free(Path(save).expanduser())
     job = make_job(settings, verifier)
-    same_run = {"settings": replace(settings, checkpoint="", data=""), "contents": _contents(settings)}
+    same_run = {"settings": asdict(settings) | {"checkpoint": "", "data": ""}, "contents": job.contents}
     folder = Path(out) / STAGE / identity.digest(same_run)[:12]
     source = inspect.getsourcefile(inspect.unwrap(verifier)) if inspect.isfunction(verifier) else None
     must_agree = identity.must_agree(Path(source or jaxpt.__file__))
@@ -131,7 +139,7 @@ def run(settings: Settings, verifier: Verifier | None = None, *, out: str | Path
         earlier = store.read_config(folder)
         store.check_resumable(folder, earlier, must_agree, resume)
         record = earlier or {
-            "experiment": STAGE, "config": asdict(settings), "contents": same_run["contents"], "must_agree": must_agree,
+            "experiment": STAGE, "config": asdict(settings), "contents": job.contents, "must_agree": must_agree,
             "stages": {STAGE: settings.steps}, "rows": {"training": len(job.train), "held out": len(job.held)},
             "bad": job.texts.bad, "cut": job.texts.cut, "versions": identity.versions(),
             "git": identity.git_revision(Path(jaxpt.__file__).parent), "runs": [],
@@ -151,10 +159,8 @@ def run(settings: Settings, verifier: Verifier | None = None, *, out: str | Path
 def make_job(settings: Settings, verifier: Verifier | None) -> Job:
     read = checkpoint.read(settings.checkpoint)
     words = (tokenizer.of_bytes if settings.bytes else tokenizer.read)(read.folder, read.cfg.vocab)
-    room = settings.new if settings.method == "grpo" else 1
-    texts = prompts.read(settings.data, settings.method, words, settings.length, room, settings.skip_bad)
     key = jax.random.key(settings.seed)
-    train, held = _split(settings, texts.kept, jax.random.fold_in(key, SPLIT))
+    texts, train, held, contents, verifier = _texts(settings, words, verifier, jax.random.fold_in(key, SPLIT))
     lora = None if settings.lora_rank is None else LoraConfig(rank=settings.lora_rank)
     rate = RATES[lora is not None] if settings.learning_rate is None else settings.learning_rate
     try:
@@ -167,8 +173,33 @@ def make_job(settings: Settings, verifier: Verifier | None) -> Job:
         raise UserError(str(error)) from None
     longest = max(len(text.prompt) + max(map(len, text.answers), default=0) for text in texts.kept)
     if verifier is not None:  # a bad one is found before anything is computed
-        prompts.judge(verifier, str(settings.verifier), texts.kept[0], "")
-    return Job(settings, cfg, read, words, texts, train, held, -(-longest // 8) * 8, verifier, key)
+        prompts.judge(verifier, _judge(settings), texts.kept[0], "")
+    folder = sorted(path for path in read.folder.iterdir() if path.suffix in (".json", ".safetensors"))
+    contents |= {path.name: _digest(path) for path in folder}
+    return Job(settings, cfg, read, words, texts, train, held, -(-longest // 8) * 8, verifier, contents, key)
+
+
+def _texts(settings: Settings, words: tokenizer.Tokenizer, verifier: Verifier | None, key: jax.Array
+           ) -> tuple[Texts, list[Text], list[Text], dict[str, str], Verifier | None]:
+    """(all texts, those to train on, those held out, what they are, who judges them)."""
+    room = settings.new if settings.method == "grpo" else 1
+    how = (settings.method, words, settings.length, room, settings.skip_bad)
+    if settings.tasks is None:
+        texts = prompts.read(settings.data, *how)
+        return texts, *_split(settings, texts.kept, key), {"data": _digest(Path(settings.data).expanduser())}, verifier
+    tasks = gym.tasks(settings.tasks, settings.held_out)
+    lines = [json.dumps(row).encode() for row in (*tasks.train, *tasks.held)]
+    texts = prompts.of_lines(lines, f"--tasks {settings.tasks}", *how)
+    train = [text for text in texts.kept if text.line <= len(tasks.train)]
+    if not train:
+        raise UserError(f"--tasks {settings.tasks}: no question to train on is left; see --length")
+    judge = tasks.verifier if settings.method == "grpo" else None
+    contents = {"tasks": identity.digest(lines), "reasoning-gym": tasks.version}
+    return texts, train, texts.kept[len(train) :], contents, judge
+
+
+def _judge(settings: Settings) -> str:
+    return f"--verifier {settings.verifier}" if settings.tasks is None else f"--tasks {settings.tasks}"
 
 
 def _split(settings: Settings, texts: list[Text], key: jax.Array) -> tuple[list[Text], list[Text]]:
@@ -179,14 +210,6 @@ def _split(settings: Settings, texts: list[Text], key: jax.Array) -> tuple[list[
     return [t for i, t in enumerate(texts) if i not in apart], [t for i, t in enumerate(texts) if i in apart]
 
 
-def _contents(settings: Settings) -> dict[str, str]:
-    """sha256 of every file that the run reads."""
-    folder = Path(settings.checkpoint).expanduser()
-    files = {"data": Path(settings.data).expanduser()}
-    files |= {path.name: path for path in sorted(folder.iterdir()) if path.suffix in (".json", ".safetensors")}
-    return {name: _digest(path) for name, path in files.items()}
-
-
 def _digest(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -194,11 +217,10 @@ def _digest(path: Path) -> str:
 
 def _words(settings: Settings) -> list[str]:
     """The command that means these settings."""
-    default = asdict(Settings(checkpoint="", data=""))
     words = ["jaxpt", "run", STAGE]
-    for name, value in asdict(settings).items():
-        flag = "--" + name.replace("_", "-")
-        if value != default[name]:
+    for f in fields(settings):
+        flag, value = "--" + f.name.replace("_", "-"), getattr(settings, f.name)
+        if value != f.default:
             words += ["--full"] if value is None else [flag] if value is True else [flag, str(value)]
     return words
 
@@ -291,7 +313,7 @@ def _judged(job: Job, draw: Callable, frozen: Any, trained: Any, texts: Sequence
         if written and written[-1] in job.tokenizer.ends:
             written.pop()
         text = texts[i // group]
-        rewards.append(prompts.judge(job.verifier, str(job.settings.verifier), text, job.tokenizer.decode(written)))
+        rewards.append(prompts.judge(job.verifier, _judge(job.settings), text, job.tokenizer.decode(written)))
     return traj, rewards
 
 

@@ -8,7 +8,7 @@ A prompt is taken as it stands: whoever wants a chat template writes it there.
 import copy
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,12 +33,18 @@ class Texts(NamedTuple):
 
 
 def read(path: str | Path, method: str, tokenizer: Tokenizer, length: int, room: int, skip_bad: bool) -> Texts:
-    """Every row of a file. length: tokens of prompt and answer at most, an answer is cut there; room: of these, those that
-    a prompt must leave. UserError where a row is bad, unless those are skipped, or none is left."""
+    """Every row of a file; the rest as of_lines."""
     try:
         lines = Path(path).expanduser().read_bytes().splitlines()
     except OSError as error:
         raise UserError(f"--data {path}: {error.strerror}") from None
+    return of_lines(lines, f"--data {path}", method, tokenizer, length, room, skip_bad)
+
+
+def of_lines(lines: Sequence[bytes], where: str, method: str, tokenizer: Tokenizer, length: int, room: int,
+             skip_bad: bool) -> Texts:
+    """The rows of JSON lines. length: tokens of prompt and answer at most, an answer is cut there; room: of these, those that
+    a prompt must leave. UserError, beginning with `where`, for a bad row, unless those are skipped, or where none is left."""
     kept, bad, cut = [], {}, 0
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -51,9 +57,9 @@ def read(path: str | Path, method: str, tokenizer: Tokenizer, length: int, room:
         kept.append(text)
         cut += shortened
     if bad and not skip_bad:
-        raise UserError(f"--data {path}: {_complaint(bad)}; mend it, or keep the other rows by --skip-bad.")
+        raise UserError(f"{where}: {_complaint(bad)}; mend it, or keep the other rows by --skip-bad.")
     if not kept:
-        raise UserError(f"--data {path}: " + (f"no row is left: {_complaint(bad)}." if bad else "the file has no rows."))
+        raise UserError(f"{where}: " + (f"no row is left: {_complaint(bad)}." if bad else "the file has no rows."))
     return Texts(kept, bad, cut)
 
 
@@ -101,18 +107,18 @@ def _answer(tokenizer: Tokenizer, prompt: str, before: list[int], answer: str) -
 
 
 def judge(verifier: Verifier, name: str, text: Text, completion: str) -> float:
-    """The verifier's reward. UserError where it raises or gives no finite number."""
+    """The reward of the verifier `name`. UserError where it raises or gives no finite number."""
     row = copy.deepcopy(text.row)  # what a verifier does to it is forgotten
     try:
         value = verifier(row["prompt"], completion, row)
     except Exception as error:
         words = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise UserError(f"--verifier {name} raised {words}, at line {text.line} and completion {completion!r:.60}.") from None
+        raise UserError(f"{name} raised {words}, at line {text.line} and completion {completion!r:.60}.") from None
     try:
         number = math.nan if isinstance(value, (str, bytes)) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise UserError(f"--verifier {name} gave {value!r:.60}, expected a finite number, at line {text.line} and completion "
+        raise UserError(f"{name} gave {value!r:.60}, expected a finite number, at line {text.line} and completion "
                         f"{completion!r:.60}.")
     return number
