@@ -279,10 +279,11 @@ def test_jobs_that_outlive_their_parent_are_waited_for(alone, tmp_path):
     process = start([*SWEEP, "--launcher", "slurm", "--address", "local"], tmp_path)
     begun(process, tmp_path, MIDWAY)
     process.kill()
-    process.communicate()
+    process.wait()
     assert workers_of(tmp_path)
     there = {path: store.load_chunk(path).seconds for path in chunk_files(tmp_path)}
     folder = finished(start([*SWEEP, "--launcher", "slurm", "--address", "local", "--resume"], tmp_path), tmp_path)
+    process.communicate()  # not before: its jobs hold its output
     nothing_twice(there)
     same_bytes(alone, folder)
 
