@@ -36,6 +36,7 @@ def train(mesh, folder, steps=STEPS, report=lambda step, metrics: None, seed=3):
 # ------------------------------------------------------------------ one process
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_what_was_saved(tmp_path):
     mesh = parallel.make_mesh(4)
     state, metrics = train(mesh, tmp_path / "whole")
