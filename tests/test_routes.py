@@ -87,14 +87,15 @@ def test_straight_through_is_hard_forwards_and_soft_backwards():
 def test_estimators_train_and_their_noise_and_bias_are_as_they_should():
     cfg = RoutingConfig(experts=4, clusters=3, features=4, classes=4, inputs=32, batch=16, draws=200, every=30)
     program = make_routing(cfg)
-    state = program.init(jax.random.key(0), {"learning_rate": jnp.float32(0.3)})
+    rates = {name: jnp.float32(x) for name, x in program.hyper.items()}
+    state = program.init(jax.random.key(0), rates)
     state, curves = jax.jit(lambda s: jax.lax.scan(lambda s, _: program.step(s), s, length=60))(state)
     at = {name: number for number, name in enumerate(ESTIMATORS)}
     assert all(curves[f"loss_{name}"][-1] < curves[f"loss_{name}"][0] - 0.1 for name in ESTIMATORS)
     noise, cosine = ({name: curves[f"{what}_{name}"][-1] for name in ESTIMATORS} for what in ("noise", "cosine"))
     assert noise["exact"] < 1e-6 < noise["straight_through"] < noise["no_baseline"]
     assert noise["reinforce"] < noise["no_baseline"] and cosine["reinforce"] > 0.8 > cosine["shuffled"]
-    start = program.init(jax.random.key(0), {"learning_rate": jnp.float32(0.3)})["params"]["router"]
+    start = program.init(jax.random.key(0), rates)["params"]["router"]
     moved = np.abs(state["params"]["router"] - start).max(axis=(1, 2))
     assert moved[at["frozen"]] == 0 and np.all(np.delete(moved, at["frozen"]) > 1e-3)
 

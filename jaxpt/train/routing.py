@@ -31,9 +31,9 @@ class RoutingConfig:
     spread: float = 0.5  # deviation of inputs around their cluster's centre, whose entries have deviation 1
     inputs: int = 96  # of the fixed set on which the exact loss is taken
     batch: int = 32
-    learning_rate: float = 0.3  # of gradient descent, experts' and routers'
+    learning_rate: float = 0.3  # of gradient descent, experts' and routers'; the default of every estimator's own
     temperature: float = 1.0  # of straight_through
-    draws: int = 64  # estimates of one gradient, of which noise and bias are measured
+    draws: int = 256  # estimates of one gradient, of which noise and bias are measured
     every: int = 20
 
     def __post_init__(self):
@@ -45,12 +45,13 @@ class RoutingConfig:
 
 
 def make_routing(cfg: RoutingConfig) -> Program:
-    """Metrics, for each of ESTIMATORS:
-      loss_NAME   the exact one as deployed (routes drawn; top_k: its own)
+    """The leaf rate_NAME is an estimator's learning rate. Metrics, for each of ESTIMATORS:
+      loss_NAME   the exact one as deployed (routes drawn; top_k: its own); fit_NAME is its negative, for sweeps
     and when due, of the router's gradient at the student that `reinforce` has trained:
       noise_NAME  variance over the squared length of the exact gradient
+      length_NAME of the mean of `draws` estimates, over that of the exact gradient
       cosine_NAME of the mean of `draws` estimates with the exact gradient
-    `shuffled` is reinforce with every input's advantages given to the next one; fit is -loss_reinforce, for sweeps.
+    `shuffled` is reinforce with every input's advantages given to the next one.
     """
     routes = jnp.asarray(all_routes(cfg.experts, cfg.top_k))
 
@@ -77,7 +78,7 @@ def make_routing(cfg: RoutingConfig) -> Program:
         for number, name in enumerate(ESTIMATORS):
             params = jax.tree.map(lambda w: w[number], state["params"])  # noqa: B023
             grads = jax.grad(objective(cfg, name, routes))(params, x, label, noise)
-            new.append(jax.tree.map(lambda w, g: w - rates["learning_rate"] * g, params, grads))
+            new.append(jax.tree.map(lambda w, g: w - rates[f"rate_{name}"] * g, params, grads))  # noqa: B023
         params = jax.tree.map(lambda *w: jnp.stack(w), *new)
         loss = {
             f"loss_{name}": objective(cfg, "top_k" if name == "top_k" else "exact", routes)(
@@ -85,10 +86,12 @@ def make_routing(cfg: RoutingConfig) -> Program:
             )
             for number, name in enumerate(ESTIMATORS)
         }
+        fit = {f"fit_{name}": -loss[f"loss_{name}"] for name in ESTIMATORS}
         measured = when_due(done, cfg.every, lambda: _quality(cfg, routes, new[1], x, label, noise))
-        return {**state, "params": params, "step": done}, {**loss, "fit": -loss["loss_reinforce"], **measured}
+        return {**state, "params": params, "step": done}, {**loss, **fit, **measured}
 
-    return Program(init, step, {"learning_rate": cfg.learning_rate}, lambda state: state["params"])
+    rates = {f"rate_{name}": cfg.learning_rate for name in ESTIMATORS}
+    return Program(init, step, rates, lambda state: state["params"])
 
 
 def objective(cfg: RoutingConfig, name: str, routes: Array):
@@ -142,6 +145,8 @@ def _quality(cfg: RoutingConfig, routes: Array, params: dict, x: Array, label: A
     for name in ESTIMATORS:
         some = jax.vmap(lambda k: of_router(name, k))(jax.random.split(key, cfg.draws))  # noqa: B023
         mean = some.mean(axis=0)
-        out[f"noise_{name}"] = jnp.sum(jnp.var(some, axis=0)) / jnp.sum(exact**2)
-        out[f"cosine_{name}"] = mean @ exact / (jnp.linalg.norm(mean) * jnp.linalg.norm(exact) + 1e-30)
+        length, known = jnp.linalg.norm(mean), jnp.linalg.norm(exact)
+        out[f"noise_{name}"] = jnp.sum(jnp.var(some, axis=0)) / known**2
+        out[f"length_{name}"] = length / known
+        out[f"cosine_{name}"] = mean @ exact / (length * known + 1e-30)
     return out
