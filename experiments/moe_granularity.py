@@ -1,11 +1,11 @@
 """Are experts worth their parameters, and are many small ones better than few large ones?
 
-Small decoders learn text of six domains (data.domains), all with the same active parameters and products but for the
-router's: a dense layer; 8 experts, 2 for each token; the same experts cut into 2 and 4 (fine-grained), without and with one
-of a token's experts shared by all. Two twins frame them: the dense layer at equal products, and a dense layer with all the
+Small decoders learn text of four domains (data.domains), all with the same active parameters and products but for the
+router's: a dense layer; 8 experts, 2 for each token; the same experts cut into 4 (fine-grained), without and with one of a
+token's experts shared by all. Two twins frame them: the dense layer at equal products, and a dense layer with all the
 parameters of the experts, which costs four times as much. The control takes learned choice away: experts of the same number
 and size are chosen by a hash of the token and its place, which nothing learns.
-All mixtures have one learning rate and the auxiliary loss with weight 0.01; each dense twin has its own rate.
+Mixtures have the auxiliary loss with weight 0.01; every arm, the control too, has a learning rate of its own.
 
 Source: Dai et al. 2024 (arXiv 2401.06066), sections 3 and 4.
 Command: jaxpt run moe_granularity
@@ -25,24 +25,32 @@ from jaxpt.models.counts import active_flops
 from jaxpt.train.domains import DomainsConfig, make_domains
 
 EVERY = 20  # updates of one chunk
-SHARED = 1  # of a token's experts, in the arms that share
+SHARED = 1  # of a token's experts, in the arm that shares one
+NAMES = {
+    "dense, equal products": "dense", "dense, equal parameters": "wide", "8 experts": "m1", "cut into 4": "m4",
+    "cut into 4, one shared": "m4_shared", "8 experts, hash": "random",
+}
+MIXTURES = {label: arm for label, arm in NAMES.items() if arm.startswith("m")}
 
 
 @dataclass(frozen=True)
 class Config:
-    vocab: int = 32
-    domains: int = 6
+    vocab: int = 16
+    domains: int = 4
     d_model: int = 32
     n_layers: int = 2
     d_ff: int = 64  # hidden units that a token meets in a layer
     experts: int = 8
     top_k: int = 2
-    updates: int = 600
+    updates: int = 400
     batch: int = 16
     window: int = 32
-    rate: float = 8e-3  # of mixtures; the three rates are tuned by SWEEP on seeds that no claim uses
-    dense_rate: float = 8e-3
-    wide_rate: float = 8e-3
+    dense_rate: float = 1.6e-2  # the six rates are tuned by SWEEP on seeds that no claim uses
+    wide_rate: float = 1.6e-2
+    m1_rate: float = 1.6e-2
+    m4_rate: float = 1.6e-2
+    m4_shared_rate: float = 1.6e-2
+    random_rate: float = 1.6e-2
     every: int = 100  # updates between two evaluations
     eval_rows: int = 128
 
@@ -50,7 +58,7 @@ class Config:
         within(self, 1, math.inf, "d_model", "n_layers", "batch", "eval_rows", "domains")
         within(self, 2, math.inf, "vocab", "window", "top_k")
         within(self, 2, 1024, "experts")
-        within(self, 0, 1, "rate", "dense_rate", "wide_rate")
+        within(self, 0, 1, *(f"{arm}_rate" for arm in NAMES.values()))
         multiples(self, 4 * self.top_k, "so that experts can be cut into 4", "d_ff")
         multiples(self, EVERY, "when arms are scored", "updates", "every")
         self.coarse()
@@ -61,24 +69,22 @@ class Config:
     def models(self) -> dict[str, ModelConfig]:
         """arm -> its model."""
         coarse = self.coarse()
-        mixtures = {f"m{m}": fine_grained(coarse, coarse.d_ff, m) for m in (1, 2, 4)}
-        for m in (2, 4):  # a shared expert takes the place of one routed
-            fine = mixtures[f"m{m}"]
-            mixtures[f"m{m}_shared"] = replace(fine, experts=fine.experts - SHARED, top_k=fine.top_k - SHARED, shared=SHARED)
-        mixtures["random"] = replace(coarse, choice="random")
+        fine = fine_grained(coarse, coarse.d_ff, 4)
+        mixtures = {
+            "m1": coarse, "m4": fine, "random": replace(coarse, choice="random"),
+            "m4_shared": replace(fine, experts=fine.experts - SHARED, top_k=fine.top_k - SHARED, shared=SHARED),
+        }
         plain = ModelConfig(self.vocab, self.d_model, self.n_layers, d_ff=self.d_ff)
         dense = {"dense": plain, "wide": replace(plain, d_ff=self.d_ff * self.experts // self.top_k)}
         return dense | {name: replace(plain, moe=moe) for name, moe in mixtures.items()}
 
 
 def stages(cfg: Config, inputs) -> list[Stage]:
-    rates = {"dense": cfg.dense_rate, "wide": cfg.wide_rate}
-
     def arm(name, model):
         program = DomainsConfig(
             model=model, domains=cfg.domains, batch=cfg.batch, window=cfg.window, every=cfg.every, eval_rows=cfg.eval_rows
         )
-        hyper = {"learning_rate": rates.get(name, cfg.rate)} | ({} if model.moe is None else {"balance": 0.01})
+        hyper = {"learning_rate": getattr(cfg, f"{name}_rate")} | ({} if model.moe is None else {"balance": 0.01})
         return Stage(name, make_domains, program, cfg.updates, stream="text", hyper=hyper, chunk=EVERY)
 
     return [arm(name, model) for name, model in cfg.models().items()]
@@ -119,21 +125,14 @@ CLAIMS = (
     ),
 )
 
-NAMES = {
-    "dense, equal products": "dense", "dense, equal parameters": "wide", "8 experts": "m1", "cut into 2": "m2", "cut into 4": "m4",
-    "cut into 2, one shared": "m2_shared", "cut into 4, one shared": "m4_shared", "8 experts, hash": "random",
-}
-MIXTURES = {label: arm for label, arm in NAMES.items() if arm.startswith("m")}
-
-
 PANELS = (
     Panel("Excess on held-out text", per_arm("held", NAMES), "nats per token", "update"),
     Panel("Information of domain and expert", per_arm("information", MIXTURES), "nats", "update"),
     Panel("Violation of the worst layer", per_arm("load_violation", MIXTURES), "MaxVio", "update"),
 )
 
-RATES = (4e-3, 8e-3, 1.6e-2)
-SWEEP = ({"rate": (RATES, "m1/fit"), "dense_rate": (RATES, "dense/fit"), "wide_rate": (RATES, "wide/fit")},)
+RATES = (8e-3, 1.6e-2, 3.2e-2)
+SWEEP = ({f"{arm}_rate": (RATES, f"{arm}/fit") for arm in NAMES.values()},)
 
 
 def sections(cfg: Config, curves) -> str:

@@ -1,9 +1,10 @@
 """Do Muon and normalised queries and keys train a small decoder three times as fast, each tuned for itself?
 
 The claim under test was made from one run in which both changes were made at once and no learning rate was tuned. Here it is
-two by two: AdamW or Muon, with or without QK-norm, each of the four at its own best rate, on text of six domains whose
+two by two: AdamW or Muon, with or without QK-norm, each of the four at its own best rate, on text of four domains whose
 entropy is known (data.domains). Speed is the number of updates that a cell needs to reach the excess at which plain AdamW
-ends, as the log of a ratio. What QK-norm is for, larger rates, is asked of AdamW at eight times its rate.
+ends, as the log of a ratio. Rates are constant, so the end is no special moment of a schedule. What QK-norm is for, larger
+rates, is asked of AdamW with and without it, each at eight times its own rate.
 
 Source: Jordan et al. 2024 (kellerjordan.github.io/posts/muon); Dehghani et al. 2023 (arXiv 2302.05442) for QK-norm; the
 claim of a factor of three was made for MiniMind 2 (github.com/jingyaogong/minimind), with both changes at once.
@@ -31,18 +32,18 @@ CELLS = {"adamw": ("adamw", False), "adamw_qk": ("adamw", True), "muon": ("muon"
 
 @dataclass(frozen=True)
 class Config:
-    vocab: int = 32
-    domains: int = 6
-    d_model: int = 48
-    n_layers: int = 3
-    n_heads: int = 4
-    updates: int = 600
+    vocab: int = 16
+    domains: int = 4
+    d_model: int = 32
+    n_layers: int = 2
+    n_heads: int = 2
+    updates: int = 300
     batch: int = 16
     window: int = 32
-    adamw_rate: float = 4e-3  # the four rates are tuned by SWEEP on seeds that no claim uses
-    adamw_qk_rate: float = 4e-3
-    muon_rate: float = 8e-3
-    muon_qk_rate: float = 8e-3
+    adamw_rate: float = 1.6e-2  # the four rates are tuned by SWEEP on seeds that no claim uses
+    adamw_qk_rate: float = 1.6e-2
+    muon_rate: float = 1.6e-2
+    muon_qk_rate: float = 1.6e-2
     hot: float = 8.0  # times the tuned rate
     eval_rows: int = 128
 
@@ -73,6 +74,10 @@ def stages(cfg: Config, inputs) -> list[Stage]:
 
 def held(curves, arm):
     return last(curves[f"{arm}/held"])
+
+
+def cost_of_heat(curves, arm):
+    return held(curves, f"{arm}_hot") - held(curves, arm)
 
 
 def speed(curves, arm):
@@ -107,9 +112,9 @@ CLAIMS = (
     ),
     Claim(
         name="qk_norm_bears_hot_rates",
-        statement="At eight times the tuned rate AdamW ends with a lower excess with QK-norm than without.",
-        estimand=lambda curves: held(curves, "adamw_hot") - held(curves, "adamw_qk_hot"), margin=0.02,
-        control_name="at the tuned rates", control=lambda curves: held(curves, "adamw") - held(curves, "adamw_qk"),
+        statement="Going to eight times the tuned rate costs AdamW more excess without QK-norm than with it.",
+        estimand=lambda curves: cost_of_heat(curves, "adamw") - cost_of_heat(curves, "adamw_qk"), margin=0.02,
+        control_name="the reverse", control=lambda curves: cost_of_heat(curves, "adamw_qk") - cost_of_heat(curves, "adamw"),
     ),
 )
 
@@ -123,7 +128,7 @@ PANELS = (
     Panel("Gradient norm", per_arm("grad_norm", NAMES | HOT), "before clipping", "update"),
 )
 
-RATES = (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2)
+RATES = (4e-3, 8e-3, 1.6e-2, 3.2e-2, 6.4e-2)
 SWEEP = ({f"{name}_rate": (RATES, f"{name}/fit") for name in CELLS},)
 
 
@@ -139,7 +144,7 @@ EXPERIMENT = Experiment(
     tiers={
         "smoke": Tier(Config(updates=40, eval_rows=32, n_layers=1, batch=8), seeds=2),
         "cpu": Tier(Config(), seeds=8),
-        "full": Tier(replace(Config(), vocab=64, d_model=128, n_layers=6, updates=5000), seeds=20),
+        "full": Tier(replace(Config(), vocab=64, d_model=128, n_layers=6, n_heads=4, updates=5000), seeds=20),
     },
     stages=stages, claims=CLAIMS, panels=PANELS, sections=sections, sweep=SWEEP,
 )
