@@ -51,7 +51,7 @@ class Config:
     updates: int = 100
     batch: int = 16
     window: int = 32
-    start_rate: float = 1.6e-2  # tuned by SWEEP on seeds that no claim uses
+    start_rate: float = 8e-3  # tuned by SWEEP on seeds that no claim uses
     eval_rows: int = 128
     demonstrations: int = 240  # supervised updates before reinforcement
     rl_updates: int = 60
@@ -225,7 +225,7 @@ PANELS += (
 )
 
 SWEEP = (
-    {"start_rate": ((8e-3, 1.6e-2, 3.2e-2), "start/fit"), "sft_rate": ((4e-3, 8e-3, 1.6e-2), "sft/sampled_gold")},
+    {"start_rate": ((4e-3, 8e-3, 1.6e-2), "start/fit"), "sft_rate": ((4e-3, 8e-3, 1.6e-2), "sft/sampled_gold")},
     {
         "rl_rate": ((5e-4, 1e-3, 2e-3), "rl_full/sampled_gold"),
         "rl_one_rate": ((4e-3, 8e-3, 1.6e-2), "rl_one/sampled_gold"),
