@@ -35,10 +35,10 @@ class Config:
     updates: int = 400
     batch: int = 16
     window: int = 32
-    all_rate: float = 8e-3  # the four rates are tuned by SWEEP on seeds that no claim uses, all experts alive
-    tenth_rate: float = 8e-3
-    third_rate: float = 8e-3
-    jitter_rate: float = 8e-3
+    all_rate: float = 4e-3  # the four rates are tuned by SWEEP on seeds that no claim uses, all experts alive
+    tenth_rate: float = 4e-3
+    third_rate: float = 4e-3
+    jitter_rate: float = 4e-3
     jitter: float = 0.3  # of the control
     every: int = 100  # updates between two evaluations
     eval_rows: int = 64
@@ -102,7 +102,7 @@ PANELS = (
     Panel("Violation of the worst layer", per_arm("load_violation", ARMS), "MaxVio", "update"),
 )
 
-RATES = (4e-3, 8e-3, 1.6e-2)
+RATES = (2e-3, 4e-3, 8e-3)
 SWEEP = ({f"{arm}_rate": (RATES, f"{arm}/fit") for arm in ARMS.values()},)
 
 
