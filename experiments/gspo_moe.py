@@ -137,10 +137,16 @@ CLAIMS = (
 NAMES = {"GRPO": "grpo", "GRPO, replay": "grpo_replay", "GSPO": "gspo", "GSPO, replay": "gspo_replay", "GRPO, coin": "coin"}
 
 
+def derived(cfg: Config, curves):
+    """log 10 of the mean square of tokens' log-ratios, arm -> [seeds, batches]."""
+    return {f"square_{arm}": np.log10(np.asarray(curves[f"{arm}/log_ratio_square"], np.float64)) for arm in NAMES.values()}
+
+
 PANELS = (
     Panel("Success at T = 1", per_arm("sampled_gold", NAMES), "success", "batch"),
     Panel("Choices of experts that have changed", per_arm("route_flips", NAMES), "share", "batch"),
-    Panel("Tokens' log-ratios", per_arm("log_ratio_square", NAMES), "mean square", "batch"),
+    Panel("Tokens' log-ratios", {label: f"derived/square_{arm}" for label, arm in NAMES.items()}, "log 10 of the mean square",
+          "batch"),
     Panel("Clipped tokens", per_arm("clip_fraction", NAMES), "share", "batch"),
 )
 
@@ -164,5 +170,5 @@ EXPERIMENT = Experiment(
         "cpu": Tier(Config(), seeds=8),
         "full": Tier(replace(Config(), level=6, d_model=64, start_updates=2000, updates=1000), seeds=20),
     },
-    stages=stages, claims=CLAIMS, panels=PANELS, sections=sections, sweep=SWEEP,
+    stages=stages, claims=CLAIMS, panels=PANELS, sections=sections, derived=derived, sweep=SWEEP,
 )

@@ -147,13 +147,20 @@ NAMES = {
 }
 DRAWN = {label: name for label, name in NAMES.items() if name not in ("exact", "top_k", "frozen")}
 AIMED = {label: name for label, name in NAMES.items() if name not in ("exact", "frozen")}
-PANELS = tuple(
-    Panel(title, {label: f"students/{metric}_{name}" for label, name in names.items()}, unit, "update")
-    for title, metric, unit, names in (
-        ("Expected loss", "loss", "nats", NAMES),
-        ("Noise of the router's gradient", "noise", "variance / squared length", DRAWN),
-        ("Cosine of the mean estimate", "cosine", "cosine", AIMED),
-    )
+
+
+def derived(cfg: Config, curves):
+    """log 2 of the noise, name -> [seeds, updates]; NaN where it was not measured."""
+    with np.errstate(divide="ignore"):
+        values = {name: np.log2(np.asarray(curves[f"students/noise_{name}"], np.float64)) for name in DRAWN.values()}
+    return {f"noise_{name}": np.where(np.isfinite(x), x, np.nan) for name, x in values.items()}
+
+
+PANELS = (
+    Panel("Expected loss", {label: f"students/loss_{name}" for label, name in NAMES.items()}, "nats", "update"),
+    Panel("Noise of the router's gradient", {label: f"derived/noise_{name}" for label, name in DRAWN.items()},
+          "log 2 of variance / squared length", "update"),
+    Panel("Cosine of the mean estimate", {label: f"students/cosine_{name}" for label, name in AIMED.items()}, "cosine", "update"),
 )
 
 RATES = (2.5, 5.0, 10.0, 20.0)
@@ -181,5 +188,5 @@ EXPERIMENT = Experiment(
         "cpu": Tier(Config(), seeds=12),
         "full": Tier(replace(Config(), updates=4000), seeds=40),
     },
-    stages=stages, claims=CLAIMS, panels=PANELS, sections=sections, sweep=SWEEP,
+    stages=stages, claims=CLAIMS, panels=PANELS, sections=sections, derived=derived, sweep=SWEEP,
 )

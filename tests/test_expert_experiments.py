@@ -46,9 +46,11 @@ def everything_read(name):
         for what in (claim.estimand, claim.control):
             values = what(curves)
             assert values.shape == (SEEDS,) and np.isfinite(values).all(), claim.name
+    derived = experiment.derived(config, curves) if experiment.derived else {}
+    curves.update({f"derived/{key}": values for key, values in derived.items()})
     for panel in experiment.panels:
         for key in (*panel.series.values(), *(panel.x or {}).values()):
-            curves[key]
+            assert curves[key].shape == (SEEDS, STEPS)
     for table in experiment.sweep:
         for field, (_, metric) in table.items():
             assert hasattr(config, field)
