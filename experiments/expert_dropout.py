@@ -35,10 +35,10 @@ class Config:
     updates: int = 400
     batch: int = 16
     window: int = 32
-    all_rate: float = 4e-3  # the four rates are tuned by SWEEP on seeds that no claim uses, all experts alive
-    tenth_rate: float = 4e-3
-    third_rate: float = 4e-3
-    jitter_rate: float = 4e-3
+    all_rate: float = 0.004  # the four rates are tuned by SWEEP on seeds that no claim uses, all experts alive
+    tenth_rate: float = 0.004
+    third_rate: float = 0.008
+    jitter_rate: float = 0.004
     jitter: float = 0.3  # of the control
     every: int = 100  # updates between two evaluations
     eval_rows: int = 64
