@@ -40,10 +40,10 @@ class Config:
     updates: int = 300
     batch: int = 16
     window: int = 32
-    adamw_rate: float = 4e-3  # the four rates are tuned by SWEEP on seeds that no claim uses
-    adamw_qk_rate: float = 4e-3
-    muon_rate: float = 8e-3
-    muon_qk_rate: float = 8e-3
+    adamw_rate: float = 0.004  # the four rates are tuned by SWEEP on seeds that no claim uses
+    adamw_qk_rate: float = 0.004
+    muon_rate: float = 0.008
+    muon_qk_rate: float = 0.008
     hot: float = 8.0  # times the tuned rate
     eval_rows: int = 128
 
