@@ -102,7 +102,7 @@ PANELS = (
     Panel("Violation of the worst layer", per_arm("load_violation", ARMS), "MaxVio", "update"),
 )
 
-RATES = (2e-3, 4e-3, 8e-3)
+RATES = (2e-3, 4e-3, 8e-3, 1.6e-2)
 SWEEP = ({f"{arm}_rate": (RATES, f"{arm}/fit") for arm in ARMS.values()},)
 
 
