@@ -6,8 +6,11 @@ costs is the excess with that expert dead in every layer, the mean over experts,
 
 Source: gating dropout, Liu et al. 2022 (arXiv 2205.14336), is a close relative.
 Command: jaxpt run expert_dropout
-Expected: not yet run at tier cpu; the rate is moe_balance's guess until scripts/tune.py expert_dropout has been run.
-Minutes: about 6 on two cores (8 seeds), estimated; --tier smoke under 1 with a warm compilation cache.
+Expected (seeds 0 to 7, in brackets 1000 to 1007): without dropout a death costs 0.110 (0.094) nats of excess, with a tenth of the
+experts off 0.023 (0.024), with three tenths 0.009 (0.009): dropout softens a death, but its control, jitter, is not refuted on
+the first seeds (it saves 0.011, -0.003). All alive, three tenths off cost 0.051 (0.049) on top of 0.204; with one dead they
+gain 0.050 (0.036). Rates 4e-3, with three tenths off 8e-3, each tuned for all alive.
+Minutes: 4 on two busy cores (8 seeds); --tier smoke under 1 with a warm compilation cache.
 """
 
 import math
