@@ -9,7 +9,7 @@ learn to think aloud. Every arm has a learning rate of its own.
 Source: Dehghani et al. 2018 (arXiv 1807.03819) for loops; Merrill et al. 2024 (arXiv 2404.08819) and Li et al. 2024 (arXiv
 2402.12875) for what depth and chains of thought can express.
 Command: jaxpt run depth_and_loops
-Expected: not yet run at tier cpu; the rate is a guess until scripts/tune.py depth_and_loops has been run.
+Expected: not yet run at tier cpu; the rates are guesses until scripts/tune.py depth_and_loops has been run.
 Minutes: about 12 on two cores (8 seeds), estimated; --tier smoke about 1.
 """
 

@@ -13,7 +13,7 @@ demonstrations of which some steps are wrong, with all weights and with rank 1, 
 Source: Schulman et al. 2025 ("LoRA Without Regret", thinkingmachines.ai/blog/lora); Hu et al. 2021 (arXiv 2106.09685);
 Biderman et al. 2024 (arXiv 2405.09673) for forgetting.
 Command: jaxpt run lora_laws
-Expected: not yet run at tier cpu; the base's rate is a guess until scripts/tune.py lora_laws has been run.
+Expected: not yet run at tier cpu; the rates are guesses until scripts/tune.py lora_laws has been run.
 Minutes: about 20 on two cores (8 seeds), estimated; --tier smoke about 1 with a warm compilation cache.
 """
 

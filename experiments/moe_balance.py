@@ -10,7 +10,7 @@ Violation (MaxVio) is of the worst layer and of single batches, the mean over th
 Source: Fedus et al. 2021 (arXiv 2101.03961), Wang et al. 2024 (arXiv 2408.15664: at 1B parameters perplexity 9.50 against
 9.56 and MaxVio 0.04 against 0.72), Zhou et al. 2022 (arXiv 2202.09368), Zoph et al. 2022 (arXiv 2202.08906).
 Command: jaxpt run moe_balance
-Expected: not yet run at tier cpu; the rate is a guess until scripts/tune.py moe_balance has been run.
+Expected: not yet run at tier cpu; the learning rates are expert_dropout's until scripts/tune.py moe_balance has been run.
 Minutes: about 10 on two cores (8 seeds), estimated; --tier smoke under 1 with a warm compilation cache.
 """
 

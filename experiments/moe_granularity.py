@@ -9,7 +9,7 @@ Mixtures have the auxiliary loss with weight 0.01; every arm, the control too, h
 
 Source: Dai et al. 2024 (arXiv 2401.06066), sections 3 and 4.
 Command: jaxpt run moe_granularity
-Expected: not yet run at tier cpu; the rates are guesses until scripts/tune.py moe_granularity has been run.
+Expected: not yet run at tier cpu; the rates are expert_dropout's until scripts/tune.py moe_granularity has been run.
 Minutes: about 12 on two cores (8 seeds), estimated; --tier smoke under 1 with a warm compilation cache.
 """
 
