@@ -61,7 +61,7 @@ def test_claims_read_the_right_arms():
             values = estimand(curves)
             assert values.shape == ((6,) if claim.unit == "table" else (3,)) and np.isfinite(values).all(), claim.name
     claims = {claim.name: claim for claim in EXPERIMENT.claims}
-    np.testing.assert_allclose(claims["the_recipe_keeps_success"].estimand(curves), place["shown"] / place["outcome"])
+    np.testing.assert_allclose(claims["the_recipe_keeps_success"].estimand(curves), 1 + place["shown"] - place["outcome"])
     np.testing.assert_allclose(claims["the_recipe_heeds_the_rules"].estimand(curves), 1 - place["shown"] / place["outcome"])
     farm = claims["the_twin_farms_credits"]
     np.testing.assert_allclose(farm.estimand(curves), place["twin_credits"] - place["twin_pending"])
