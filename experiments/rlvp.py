@@ -30,7 +30,7 @@ way to succeed with the fewest violations that the start knows. The recipe ends 
 over the 20 batches after its signals have faded. In the twin, where states share no parameters, two channels alone do it (0.99,
 0.01): what stops the network is presumably that the last violations are pushed down with the weight of all, wherever else
 that leads. Credits for every call are not farmed at these lengths (the_twin_farms_credits refuted).
-On seeds 0 to 7 success alone learns the hack too, on three of them, so that its gold success is 0.72 with an interval of 0.54
+On seeds 0 to 7 success alone learns the hack too, on three of them, so that its gold success is 0.72 [0.45, 0.99]
 and the_recipe_keeps_success, first a ratio to it and now a difference, is inconclusive: the recipe ends 0.20 [-0.08, 0.48] above
 it, 0.13 [-0.16, 0.43] on seeds 1000 to 1007, where the other verdicts are the same too. It takes more seeds, not another margin.
 Not asked of the network: which part of the recipe saves it (credit, fading, demonstration), other weights, harder chains.

@@ -136,6 +136,40 @@ def test_a_rambling_demonstrator_repeats_itself_until_the_budget_ends():
     assert ((written == VALUE + tasks.values[:, [level - 1]]) | (labels[:, 1 : 2 * (level + fit) : 2] != 0)).all()
 
 
+def test_a_slip_is_written_by_the_environment_and_put_right_in_the_answer():
+    env, level = make("chain", p=7, max_level=4, slip=0.25), 3
+    tasks, tokens, signals, labels, outcome = jax.device_get(demonstrate(env, jax.random.key(3), level, 0))
+    slipped = tasks.slip > 0
+    assert within(slipped.sum(), ROWS, 0.25) and (outcome.reward == 1).all()
+    assert stats.chisquare(np.bincount(tasks.slip[slipped], minlength=7)[1:]).pvalue > 1e-6
+    steps = tokens[:, 1 : 2 * level : 2] - VALUE
+    assert (steps[:, :-1] == tasks.values[:, : level - 1]).all()
+    assert (steps[:, -1] == (tasks.values[:, level - 1] + tasks.slip) % 7).all()
+    assert ((labels == 0).sum(1) == slipped).all()
+    assert (signals[..., 0].sum(1) == level - slipped).all() and not signals[..., 1:].any()  # no event of the policy's
+    noisy = jax.device_get(demonstrate(env, jax.random.key(3), level, 2))
+    assert not noisy[4].reward[noisy[0].slip > 0].any()  # who repeats the last step repeats the slip
+
+
+def test_a_hint_is_the_answer_before_the_prompt():
+    plain, some, always = (make("chain", p=7, max_level=4, hint=share) for share in (0.0, 0.25, 1.0))
+    level = 3
+    tasks, tokens, n = jax.device_get(prompts(plain, jax.random.key(4), level))
+    told = jnp.arange(64) % 2 == 0
+    lengths = {}
+    for env, expected in ((some, np.asarray(told)), (always, np.ones(64, bool))):
+        longer, length = jax.device_get(jax.vmap(env.prompt)(tasks._replace(told=told)))
+        lengths[env.spec.prompt_len] = longer.shape[1]
+        assert (length == n + expected).all()
+        for row, tells in enumerate(expected):
+            answer = [VALUE + tasks.values[row, level - 1]] if tells else []
+            assert longer[row, : length[row]].tolist() == answer + tokens[row, : n[row]].tolist()
+            assert not longer[row, length[row] :].any()
+    assert lengths == {7: 7} and not tasks.told.any()
+    drawn = jax.vmap(lambda key: some.sample(key, level))(jax.random.split(jax.random.key(5), ROWS))
+    assert within(drawn.told.sum(), ROWS, 0.25)
+
+
 @pytest.mark.parametrize("env, n", [(AFFINE, 7), (S5, 120)], ids=["affine", "s5"])
 def test_answers_are_uniform(env, n):
     last = env.spec.max_level - 1

@@ -1,5 +1,7 @@
 """The program that distils: whose texts, whose weights; and the arithmetic of its experiment."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,8 +13,9 @@ from jaxpt.experiments import on_policy_distillation as experiment
 from jaxpt.lab.experiment import topological
 from jaxpt.lab.identity import stage_identities
 from jaxpt.models import ModelConfig, make_model
+from jaxpt.rollout import demonstrate
 from jaxpt.train.common import EnvConfig, EvalConfig
-from jaxpt.train.distill import DistillConfig, decisions, make_distill
+from jaxpt.train.distill import DistillConfig, behind, decisions, make_distill
 
 ENV = EnvConfig("chain", {"p": 5, "generators": 3, "max_level": 2}, (1, 2))
 MODEL = ModelConfig(vocab=ENV.make().spec.vocab, d_model=8, n_layers=1)
@@ -92,9 +95,37 @@ def test_logits_are_those_that_decide(program):
     assert not logits[:, 0].any()
 
 
+def test_a_teacher_reads_the_student_s_responses_behind_its_own_prompts():
+    """Against rows built token by token; where its prompts are the student's, nothing differs."""
+    hinted = EnvConfig("chain", {**ENV.options, "hint": 1.0}, (1, 2))
+    env, other = ENV.make(), hinted.make()
+    tasks = jax.vmap(env.sample)(jax.random.split(jax.random.key(3), 6), jnp.array([1, 2] * 3))
+    traj = demonstrate(env, tasks, jax.random.split(jax.random.key(4), 6))
+    (_, n), (prompt, m) = (jax.vmap(e.prompt)(tasks) for e in (env, other))
+    width = other.spec.prompt_len + other.spec.response_len
+    moved, at = behind(traj.tokens, n, prompt, m, width)
+    for row in range(6):
+        response = traj.tokens[row, n[row] : traj.length[row]].tolist()
+        whole = prompt[row, : m[row]].tolist() + response
+        assert moved[row].tolist() == whole + [0] * (width - len(whole))
+        assert moved[row, at[row, n[row] : traj.length[row]]].tolist() == response
+
+    student, teacher = (make_model(MODEL).init(jax.random.key(k)) for k in (1, 2))
+    told = {}
+    for name, seen in (("none", None), ("same", ENV), ("hinted", hinted)):
+        program = make_distill(replace(CFG, seen=seen))
+        hyper = {k: jnp.float32(x) for k, x in {**program.hyper, **CFG.arm({"reverse_kl": 1.0})}.items()}
+        state = program.init(jax.random.key(0), hyper, (student, teacher))
+        told[name] = float(jax.jit(program.step)(state)[1]["reverse_kl"])
+    np.testing.assert_allclose(told["none"], told["same"], rtol=1e-5)
+    assert abs(told["hinted"] - told["same"]) > 1e-4
+
+
 def test_what_cannot_be_is_said():
     with pytest.raises(ValueError, match="'grpo_nokl' is none of the program's rows"):
         CFG.arm({"grpo_nokl": 1.0})
+    with pytest.raises(ValueError, match="seen: expected .* responses as long"):
+        replace(CFG, seen=EnvConfig("chain", {"max_level": 3}, (1, 2)))
     with pytest.raises(ValueError, match="needs values"):
         DistillConfig(env=ENV, model=MODEL, teacher=MODEL, objectives=("ppo",))
 
@@ -107,6 +138,7 @@ def test_arms_begin_from_the_student_and_a_teacher():
     stages = topological(experiment.stages(cfg, {}))
     after = {stage.name: stage.after for stage in stages}
     assert after["opd"] == ("start", "teacher") and after["weak"] == ("start", "noisy")
+    assert after["self"] == ("informed", "informed") and after["slip_seasoned"] == ("start", "seasoned")
     ids = stage_identities(stages)
     arms = [name for name, parents in after.items() if isinstance(parents, tuple)]
     assert len({ids[name] for name in arms}) == len(arms)

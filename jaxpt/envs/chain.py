@@ -47,6 +47,8 @@ class Task(NamedTuple):
     maps: Array  # [max_level] f1, f2, ..; those behind `level` are not asked
     values: Array  # [max_level] x1, x2, ..
     level: Array  # [] d
+    told: Array  # [] bool, the prompt begins with the answer
+    slip: Array  # [] the environment writes the last step as x_d + slip, modulo the number of values; 0: it does not
 
 
 class State(NamedTuple):
@@ -110,7 +112,7 @@ def transitions() -> np.ndarray:
 
 def chain(
     group: str = "affine", p: int = 7, max_level: int = 8, generators: int = 8, force: str = "none",
-    corruption: float = 0.2, ramble: float = 0.0, seed: int = 0,
+    corruption: float = 0.2, ramble: float = 0.0, hint: float = 0.0, slip: float = 0.0, seed: int = 0,
 ) -> Environment:  # fmt: skip
     """Compose a chain of known maps, step by step or in the head: affine maps mod p, or S_5.
 
@@ -125,6 +127,10 @@ def chain(
     thinker who is done repeats the last value as a further step with probability `ramble`, again and again,
     until the budget cuts it; a repetition is corrupted like any step.
 
+    With `slip` a task may have its last step written by the environment, as a wrong value (all equally likely): an answer
+    that repeats it is wrong, and the style `think` puts it right. With `hint` a prompt may be `y x0 f1 .. fd SEP`, y the
+    answer; an environment with hint 1 tells it in the prompt of any task, also of one that another drew.
+
     Args:
       group: "affine" or "s5".
       p: the modulus of "affine", a prime from 5 to 23 ("s5" has none).
@@ -133,6 +139,8 @@ def chain(
       force: "think" or "direct": the environment writes TH or NT itself; "none": the policy chooses.
       corruption: probability of a wrong value in the noisy styles.
       ramble: probability of a needless further step in the noisy styles.
+      hint: share of tasks whose prompt begins with the answer.
+      slip: share of tasks whose last step the environment writes.
       seed: picks the maps behind the first two.
 
     Raises:
@@ -146,6 +154,9 @@ def chain(
         raise ValueError(f"max_level is {max_level}, but must be at least 1")
     if not 0 <= corruption <= 1:
         raise ValueError(f"corruption is {corruption}, but must be a probability")
+    for name, share in (("hint", hint), ("slip", slip)):
+        if not 0 <= share <= 1:
+            raise ValueError(f"{name} is {share}, but must be a probability")
     if not 0 <= ramble < 1:
         raise ValueError(f"ramble is {ramble}, but must be a probability below 1")
     maps = affine_maps(p, generators, seed) if group == "affine" else s5_maps(generators, seed)
@@ -155,7 +166,7 @@ def chain(
     grammar = transitions().reshape(-1)
     spec = Spec(
         vocab=first_map + generators,
-        prompt_len=max_level + 2,
+        prompt_len=max_level + 2 + (hint > 0),
         response_len=2 * max_level + 3 + SLACK,
         signals=("step_right", "step_wrong", "malformed"),
         parts=("format", "answer"),
@@ -175,13 +186,23 @@ def chain(
             y = apply(f, x)
             return y, y
 
-        return Task(start, fs, jax.lax.scan(compose, start, fs)[1], jnp.asarray(level, jnp.int32))
+        told, slipped = (share > 0 and jax.random.bernoulli(jax.random.fold_in(key, i), share)
+                         for i, share in enumerate((hint, slip)))
+        shift = jax.random.randint(jax.random.fold_in(key, 2), (), 1, n) if slip > 0 else 0
+        values = jax.lax.scan(compose, start, fs)[1]
+        return Task(start, fs, values, jnp.asarray(level, jnp.int32), jnp.asarray(told), jnp.where(slipped, shift, 0))
 
     def prompt(task: Task) -> tuple[Array, Array]:
         at = jnp.arange(max_level)
         chain_ = jnp.where(at < task.level, task.maps + first_map, jnp.where(at == task.level, SEP, PAD))
         last = jnp.where(task.level == max_level, SEP, PAD)
-        return jnp.concatenate([task.start[None] + VALUE, chain_, last[None]]), task.level + 2
+        tokens, length = jnp.concatenate([task.start[None] + VALUE, chain_, last[None]]), task.level + 2
+        if hint == 0:
+            return tokens, length
+        told = task.told | (hint == 1)
+        answer = task.values[task.level - 1] + VALUE
+        longer = jnp.concatenate([answer[None], tokens])
+        return jnp.where(told, longer, jnp.append(tokens, PAD)), length + told
 
     def init(task: Task, key: Key) -> State:
         zero = jnp.int32(0)
@@ -191,7 +212,10 @@ def chain(
         return (state.phase >= WELL) | (state.count >= spec.response_len)
 
     def pending(task: Task, state: State) -> Array:
-        return jnp.where(over(state), DONE, jnp.where(state.phase == START, FORCED[force], POLICY))
+        due = jnp.where(state.phase == START, FORCED[force], POLICY)
+        slips = (task.slip > 0) & (state.phase == THOUGHT) & (state.step == task.level - 1)
+        wrong = (task.values[task.level - 1] + task.slip) % n + VALUE
+        return jnp.where(over(state), DONE, jnp.where(slips, wrong, due))
 
     def is_value(token: Array) -> Array:
         return (token >= VALUE) & (token < first_map)

@@ -1,7 +1,9 @@
 """A student learns from a teacher, from a verifier, or from one after the other, on texts that either has drawn.
 
 Texts of the teacher make offline distillation (on its tokens: sequence_kd; on its distributions: forward_kl), texts of the
-student make on-policy distillation (reverse_kl; opd with sampled tokens alone) and policy gradients.
+student make on-policy distillation (reverse_kl; opd with sampled tokens alone) and policy gradients. A teacher may read the
+texts behind other prompts of the same tasks than the student's (`seen`): prompts that tell it the answer, say, so that the
+student can be its own teacher.
 """
 
 from collections.abc import Mapping
@@ -34,6 +36,7 @@ class DistillConfig:
     env: common.EnvConfig = field(default_factory=common.EnvConfig)
     model: ModelConfig  # the student
     teacher: ModelConfig
+    seen: common.EnvConfig | None = None  # whose prompts the teacher reads before a text; None: the student's
     optim: OptimConfig = field(default_factory=OptimConfig)
     objectives: tuple[str, ...] = ("reverse_kl",)  # rows whose losses are weighed and summed
     prompts: int = 32  # tasks per update
@@ -49,6 +52,8 @@ class DistillConfig:
         common.check_positive(self, "prompts", "group")
         for model in (self.model, self.teacher):
             common.check_vocab(model, self.env)
+        if self.seen and self.seen.make().spec.response_len != self.env.make().spec.response_len:
+            raise ValueError("seen: expected an environment with responses as long as those of env")
 
     def arm(self, start: Mapping[str, float], end: Mapping[str, float] | None = None, **leaves: float) -> dict[str, float]:
         """Leaves: the weights of rows at the first update, and of an arm that moves, at update `anneal` and beyond."""
@@ -60,12 +65,14 @@ class DistillConfig:
 
 
 def make_distill(cfg: DistillConfig, layout: Layout = ONE) -> Program:
-    """Each step: tasks, texts, one update. Begins from (the student's parameters, the teacher's).
+    """Each step: tasks, texts, one update. Begins from (the student's parameters, the teacher's). What the teacher writes
+    itself it writes behind the student's prompts, also where it reads others.
 
     Leaves: own (1: texts of the student, 0: of the teacher); pool (tasks in all, 0: new ones for every update; the
     teacher's texts of a pool are drawn once); anneal, weight_ROW, end_ROW (the rows' weights, on a straight line).
     """
     env, model, teacher = cfg.env.make(), make_model(cfg.model), make_model(cfg.teacher)
+    seen = env if cfg.seen is None else cfg.seen.make()
     rows = [get(name) for name in cfg.objectives]
     of_distributions = [row for row in rows if row.family == "distillation"]
     of_tokens = [row for row in rows if row.family != "distillation"]
@@ -85,12 +92,24 @@ def make_distill(cfg: DistillConfig, layout: Layout = ONE) -> Program:
         tasks = layout.spread(common.draw_tasks(env, cfg.env.levels, task_keys))
         keys = row_keys(jax.random.fold_in(at((pool > 0) & ~own), common.ROW), layout.rows(cfg.prompts * cfg.group))
         drawn = lambda model, params: lambda: generate(model, params, env, tasks, keys, sampler(), cfg.group)  # noqa: E731
-        return jax.lax.cond(own, drawn(model, state["params"]), drawn(teacher, state["teacher"]))
+        return tasks, jax.lax.cond(own, drawn(model, state["params"]), drawn(teacher, state["teacher"]))
+
+    def read(params, tasks, tokens):
+        """What the teacher says of the responses in `tokens`, at the places of the student's rows."""
+        if cfg.seen is None:
+            return decisions(teacher, params, tokens)
+        own, n = jax.vmap(env.prompt)(tasks)
+        other, m = jax.vmap(seen.prompt)(tasks)
+        by_group = lambda x: jnp.repeat(x, cfg.group, axis=0)  # noqa: E731
+        moved, at = behind(tokens, by_group(n), by_group(other), by_group(m), seen.spec.prompt_len + seen.spec.response_len)
+        stats, logits = decisions(teacher, params, moved)
+        back = lambda x: jnp.take_along_axis(x, at.reshape(at.shape + (1,) * (x.ndim - 2)), axis=1)  # noqa: E731
+        return jax.tree.map(back, stats), back(logits)
 
     def step(state):
         hyper = state["hyper"]
-        traj = texts(state)
-        known, told = decisions(teacher, state["teacher"], traj.tokens)
+        tasks, traj = texts(state)
+        known, told = read(state["teacher"], tasks, traj.tokens)
         batch = {"tokens": traj.tokens, "mask": traj.mask, "old_logp": traj.old_logp, "ref_logp": known["logp"], "told": told}
         totals = {}
         for row in of_tokens:
@@ -128,7 +147,7 @@ def make_distill(cfg: DistillConfig, layout: Layout = ONE) -> Program:
         drawn = [float(rollout_flops(m, spec, cfg.prompts, cfg.group)) for m in (cfg.model, cfg.teacher)]
         reading = [row.name for row in rows if row in of_distributions or "ref_logp" in row.needs]
         read = sum(hyper[f"{part}_{name}"] for name in reading for part in ("weight", "end"))
-        scored = jnp.where(read > 0, float(scoring_flops(cfg.teacher, spec, size)), 0.0)
+        scored = jnp.where(read > 0, float(scoring_flops(cfg.teacher, seen.spec, size)), 0.0)
         return jnp.where(hyper["own"] > 0, *drawn) + scored + float(update_flops(cfg.model, spec, size))
 
     first = {cfg.objectives[0]: 1.0}
@@ -141,3 +160,14 @@ def decisions(model: Model, params: Params, tokens: Array) -> tuple[dict[str, Ar
     hidden, _ = model.forward(params, tokens)
     W = model.unembed(params)
     return token_stats(hidden, W, tokens, want=("logp", "entropy")), decision_logits(hidden, W)
+
+
+def behind(tokens: Array, n: Array, prompts: Array, m: Array, width: int) -> tuple[Array, Array]:
+    """Responses behind other prompts. tokens [B,T], a row's response beginning at n [B]; prompts [B,P], m [B] long
+    -> rows [B,width], 0 where nothing stands, and where the response token at t of a row of `tokens` stands there [B,T]."""
+    shift, last = (m - n)[:, None], tokens.shape[1] - 1
+    at = jnp.arange(width)[None]
+    response = jnp.take_along_axis(tokens, jnp.clip(at - shift, 0, last), axis=1)
+    prompt = jnp.pad(prompts, ((0, 0), (0, width - prompts.shape[1])))
+    moved = jnp.where(at < m[:, None], prompt, jnp.where(at - shift <= last, response, 0))
+    return moved, jnp.clip(jnp.arange(last + 1)[None] + shift, 0, width - 1)
