@@ -52,7 +52,7 @@ from jaxpt.train.optim import OptimConfig
 from jaxpt.train.sft import SftConfig, make_sft
 
 EVERY = 20  # updates between two evaluations, and of one chunk
-WARMUP = 8  # updates of every arm: Adam begins anew at the fork
+WARMUP = 8  # updates of the teacher and of every arm: Adam begins anew at the fork
 GOAL = 0.8  # success at T = 1 whose updates are counted
 ROWS = ("sft", "forward_kl", "reverse_kl", "opd", "grpo_no_kl")
 PLAIN = {"sft": "sft", "offline": "forward_kl", "opd": "reverse_kl", "opd_token": "opd", "grpo": "grpo_no_kl"}
@@ -73,8 +73,10 @@ class Config:
     teacher_updates: int = 280
     more_updates: int = 60  # of the noisy teacher and of the one that sees slips, after those of the teacher
     start_updates: int = 80  # of the student, before the fork
-    updates: int = 80  # of every arm after it, each on prompts x group texts
-    prompts: int = 16
+    informed_updates: int = 120  # of the one that is its own teacher
+    updates: int = 120  # of every arm after it, each on prompts x group texts
+    batch: int = 64  # demonstrations per supervised update
+    prompts: int = 32
     group: int = 4
     teacher_rate: float = 4e-3
     more_rate: float = 2e-3
@@ -88,16 +90,21 @@ class Config:
     eval_tasks: int = 128  # fixed tasks, on which every arm is scored
 
     def __post_init__(self):
-        within(self, 1, math.inf, "d_model", "n_layers", "prompts", "group", "eval_tasks")
+        within(self, 1, math.inf, "d_model", "n_layers", "batch", "prompts", "group", "eval_tasks")
         within(self, 2, 32, "level")
         within(self, 0, 0.8, "corruption")
         within(self, 0, 1, "slip", "hint")
         within(self, 0, 1, "teacher_rate", "more_rate", "start_rate", *(f"{arm}_rate" for arm in ROW))
-        multiples(self, EVERY, "when arms are scored", "teacher_updates", "more_updates", "start_updates", "updates")
+        multiples(self, EVERY, "when arms are scored", "teacher_updates", "more_updates", "start_updates",
+                  "informed_updates", "updates")
 
     def env(self, **options) -> EnvConfig:
         options = {"p": self.p, "generators": 4, "max_level": self.level, "corruption": self.corruption, **options}
         return EnvConfig("chain", options, (1, self.level))
+
+
+def decayed(updates: int) -> OptimConfig:
+    return OptimConfig(schedule="linear", warmup=WARMUP, decay_steps=updates, floor=0.1)
 
 
 def stages(cfg: Config, inputs) -> list[Stage]:
@@ -107,14 +114,14 @@ def stages(cfg: Config, inputs) -> list[Stage]:
     student = ModelConfig(vocab=vocab, d_model=cfg.d_model, n_layers=cfg.n_layers)
     teacher = ModelConfig(vocab=vocab, d_model=2 * cfg.d_model, n_layers=cfg.n_layers)
     program = DistillConfig(
-        env=env, model=student, teacher=teacher, optim=OptimConfig(warmup=WARMUP), objectives=ROWS, prompts=cfg.prompts,
+        env=env, model=student, teacher=teacher, optim=decayed(cfg.updates), objectives=ROWS, prompts=cfg.prompts,
         group=cfg.group, eval=EvalConfig(EVERY, cfg.eval_tasks, ends),
     )
     slippery = replace(program, env=slips)
     told = replace(program, teacher=student, seen=cfg.env(hint=1.0))
 
     def supervised(name, model, updates, rate, style="think", env=env, after=None, optim=OptimConfig()):
-        config = SftConfig(env=env, model=model, optim=optim, batch=cfg.prompts * cfg.group, style=style, eval=scored)
+        config = SftConfig(env=env, model=model, optim=optim, batch=cfg.batch, style=style, eval=scored)
         return Stage(name, make_sft, config, updates, after, {"learning_rate": rate}, EVERY)
 
     def arm(name, of, after=("start", "teacher"), end=None, program=program, **leaves):
@@ -122,15 +129,14 @@ def stages(cfg: Config, inputs) -> list[Stage]:
         hyper = program.arm({ROW[of]: 1.0}, end, own=float(of not in OFF), learning_rate=rate, **leaves)
         return Stage(name, make_distill, program, cfg.updates, after, hyper, EVERY, stream="arms")
 
-    decay = OptimConfig(schedule="linear", decay_steps=cfg.teacher_updates, floor=0.1)
     noisy, seasoned = ("start", "noisy"), ("start", "seasoned")
     verifier = {"end": {ROW["grpo"]: 1.0}, "anneal": float(cfg.updates)}
     return [
-        supervised("teacher", teacher, cfg.teacher_updates, cfg.teacher_rate, optim=decay),
+        supervised("teacher", teacher, cfg.teacher_updates, cfg.teacher_rate, optim=decayed(cfg.teacher_updates)),
         supervised("noisy", teacher, cfg.more_updates, cfg.more_rate, "think_noisy", after="teacher"),
         supervised("seasoned", teacher, cfg.more_updates, cfg.more_rate, env=slips, after="teacher"),
         supervised("start", student, cfg.start_updates, cfg.start_rate),
-        supervised("informed", student, cfg.start_updates, cfg.start_rate, env=cfg.env(hint=cfg.hint)),
+        supervised("informed", student, cfg.informed_updates, cfg.start_rate, env=cfg.env(hint=cfg.hint)),
         supervised("blind", student, EVERY, 0.0, after="informed"),  # it learns nothing: scored without the answer
         supervised("told", student, EVERY, 0.0, env=cfg.env(hint=1.0), after="informed"),
         *(arm(name, name) for name in PLAIN),
@@ -254,8 +260,10 @@ PANELS = (
     Panel("The student as its own teacher", per_arm("sampled_gold", OWN | {"GRPO": "grpo"}), "success", "update"),
 )
 
+HIGH, MIDDLE, LOW = (1e-3, 2e-3, 4e-3), (6e-4, 1.2e-3, 2.4e-3), (3e-4, 6e-4, 1.2e-3)
+RATES = {"sft": HIGH, "offline": HIGH, "opd": MIDDLE, "opd_token": LOW, "grpo": LOW, "self": LOW}
 SWEEP = (  # scripts/tune.py on_policy_distillation
-    {f"{arm}_rate": ((1.5e-3, 3e-3, 6e-3), f"{arm}/sampled_gold") for arm in ROW},
+    {f"{arm}_rate": (RATES[arm], f"{arm}/sampled_gold") for arm in ROW},
 )
 
 
@@ -289,8 +297,8 @@ def sections(cfg: Config, curves) -> str:
 
 EXPERIMENT = Experiment(
     tiers={
-        "smoke": Tier(Config(level=2, teacher_updates=20, more_updates=20, start_updates=20, updates=20, prompts=8,
-                             eval_tasks=32), seeds=2),
+        "smoke": Tier(Config(level=2, teacher_updates=20, more_updates=20, start_updates=20, informed_updates=20, updates=20,
+                             batch=32, prompts=8, eval_tasks=32), seeds=2),
         "cpu": Tier(Config(), seeds=8),
         "full": Tier(Config(level=8, d_model=64, teacher_updates=2000, start_updates=100, updates=500), seeds=20),
     },

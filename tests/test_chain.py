@@ -160,12 +160,12 @@ def test_a_hint_is_the_answer_before_the_prompt():
     for env, expected in ((some, np.asarray(told)), (always, np.ones(64, bool))):
         longer, length = jax.device_get(jax.vmap(env.prompt)(tasks._replace(told=told)))
         lengths[env.spec.prompt_len] = longer.shape[1]
-        assert (length == n + expected).all()
+        assert (length == n + 2 * expected).all()
         for row, tells in enumerate(expected):
-            answer = [VALUE + tasks.values[row, level - 1]] if tells else []
+            answer = [NAMES["ANS"], VALUE + tasks.values[row, level - 1]] if tells else []
             assert longer[row, : length[row]].tolist() == answer + tokens[row, : n[row]].tolist()
             assert not longer[row, length[row] :].any()
-    assert lengths == {7: 7} and not tasks.told.any()
+    assert lengths == {8: 8} and not tasks.told.any()
     drawn = jax.vmap(lambda key: some.sample(key, level))(jax.random.split(jax.random.key(5), ROWS))
     assert within(drawn.told.sum(), ROWS, 0.25)
 

@@ -49,6 +49,8 @@ def test_texts_of_a_pool_are_drawn_once_where_the_teacher_draws_them(program):
     begin, step, *_ = program
     fixed, _ = losses(step, begin({"sft": 1.0}, own=0.0, pool=2.0, learning_rate=0.0))
     assert np.ptp(fixed) == 0
+    turns, _ = losses(step, begin({"sft": 1.0}, own=0.0, pool=8.0, learning_rate=0.0), 4)  # 4 of them an update
+    assert turns[0] != turns[1] and (turns[:2] == turns[2:]).all()
     for leaves in ({"own": 0.0}, {"own": 1.0, "pool": 2.0}):
         moving, _ = losses(step, begin({"sft": 1.0}, learning_rate=0.0, **leaves))
         assert len(set(moving)) == 3
@@ -95,7 +97,7 @@ def test_logits_are_those_that_decide(program):
     assert not logits[:, 0].any()
 
 
-def test_a_teacher_reads_the_student_s_responses_behind_its_own_prompts():
+def test_a_teacher_reads_the_student_s_responses_behind_its_own_prompts(program):
     """Against rows built token by token; where its prompts are the student's, nothing differs."""
     hinted = EnvConfig("chain", {**ENV.options, "hint": 1.0}, (1, 2))
     env, other = ENV.make(), hinted.make()
@@ -110,13 +112,13 @@ def test_a_teacher_reads_the_student_s_responses_behind_its_own_prompts():
         assert moved[row].tolist() == whole + [0] * (width - len(whole))
         assert moved[row, at[row, n[row] : traj.length[row]]].tolist() == response
 
-    student, teacher = (make_model(MODEL).init(jax.random.key(k)) for k in (1, 2))
-    told = {}
-    for name, seen in (("none", None), ("same", ENV), ("hinted", hinted)):
-        program = make_distill(replace(CFG, seen=seen))
-        hyper = {k: jnp.float32(x) for k, x in {**program.hyper, **CFG.arm({"reverse_kl": 1.0})}.items()}
-        state = program.init(jax.random.key(0), hyper, (student, teacher))
-        told[name] = float(jax.jit(program.step)(state)[1]["reverse_kl"])
+    begin, step, *start = program
+    weights = {"reverse_kl": 1.0}
+    told = {"none": float(step(begin(weights))[1]["reverse_kl"])}
+    for name, seen in (("same", ENV), ("hinted", hinted)):
+        made = make_distill(replace(CFG, seen=seen))
+        hyper = {k: jnp.float32(x) for k, x in {**made.hyper, **CFG.arm(weights)}.items()}
+        told[name] = float(jax.jit(made.step)(made.init(jax.random.key(0), hyper, tuple(start)))[1]["reverse_kl"])
     np.testing.assert_allclose(told["none"], told["same"], rtol=1e-5)
     assert abs(told["hinted"] - told["same"]) > 1e-4
 

@@ -128,8 +128,8 @@ def chain(
     until the budget cuts it; a repetition is corrupted like any step.
 
     With `slip` a task may have its last step written by the environment, as a wrong value (all equally likely): an answer
-    that repeats it is wrong, and the style `think` puts it right. With `hint` a prompt may be `y x0 f1 .. fd SEP`, y the
-    answer; an environment with hint 1 tells it in the prompt of any task, also of one that another drew.
+    that repeats it is wrong, and the style `think` puts it right. With `hint` a prompt may be `ANS y x0 f1 .. fd SEP`, y
+    the answer; an environment with hint 1 tells it in the prompt of any task, also of one that another drew.
 
     Args:
       group: "affine" or "s5".
@@ -166,7 +166,7 @@ def chain(
     grammar = transitions().reshape(-1)
     spec = Spec(
         vocab=first_map + generators,
-        prompt_len=max_level + 2 + (hint > 0),
+        prompt_len=max_level + 2 + 2 * (hint > 0),
         response_len=2 * max_level + 3 + SLACK,
         signals=("step_right", "step_wrong", "malformed"),
         parts=("format", "answer"),
@@ -200,9 +200,9 @@ def chain(
         if hint == 0:
             return tokens, length
         told = task.told | (hint == 1)
-        answer = task.values[task.level - 1] + VALUE
-        longer = jnp.concatenate([answer[None], tokens])
-        return jnp.where(told, longer, jnp.append(tokens, PAD)), length + told
+        answer = jnp.stack([ANS, task.values[task.level - 1] + VALUE])
+        longer = jnp.concatenate([answer, tokens])
+        return jnp.where(told, longer, jnp.pad(tokens, (0, 2))), length + 2 * told
 
     def init(task: Task, key: Key) -> State:
         zero = jnp.int32(0)

@@ -68,7 +68,7 @@ def make_distill(cfg: DistillConfig, layout: Layout = ONE) -> Program:
     """Each step: tasks, texts, one update. Begins from (the student's parameters, the teacher's). What the teacher writes
     itself it writes behind the student's prompts, also where it reads others.
 
-    Leaves: own (1: texts of the student, 0: of the teacher); pool (tasks in all, 0: new ones for every update; the
+    Leaves: own (1: texts of the student, 0: of the teacher); pool (tasks in all, in turn, 0: new ones for every update; the
     teacher's texts of a pool are drawn once); anneal, weight_ROW, end_ROW (the rows' weights, on a straight line).
     """
     env, model, teacher = cfg.env.make(), make_model(cfg.model), make_model(cfg.teacher)
@@ -87,10 +87,11 @@ def make_distill(cfg: DistillConfig, layout: Layout = ONE) -> Program:
         hyper, key, numbers = state["hyper"], state["key"], layout.rows(cfg.prompts)
         pool, own = hyper["pool"].astype(jnp.int32), hyper["own"] > 0
         at = lambda once: jax.random.fold_in(key, jnp.where(once, 0, state["step"]))  # noqa: E731
-        which = jnp.where(pool > 0, numbers % jnp.maximum(pool, 1), numbers)
-        task_keys = row_keys(jax.random.fold_in(at(pool > 0), common.TASK), which)
+        turn = lambda x: jnp.where(pool > 0, (state["step"] * cfg.prompts + x) % jnp.maximum(pool, 1), x)  # noqa: E731
+        task_keys = row_keys(jax.random.fold_in(at(pool > 0), common.TASK), turn(numbers))
         tasks = layout.spread(common.draw_tasks(env, cfg.env.levels, task_keys))
-        keys = row_keys(jax.random.fold_in(at((pool > 0) & ~own), common.ROW), layout.rows(cfg.prompts * cfg.group))
+        task, member = jnp.divmod(layout.rows(cfg.prompts * cfg.group), cfg.group)
+        keys = row_keys(jax.random.fold_in(at((pool > 0) & ~own), common.ROW), turn(task) * cfg.group + member)
         drawn = lambda model, params: lambda: generate(model, params, env, tasks, keys, sampler(), cfg.group)  # noqa: E731
         return tasks, jax.lax.cond(own, drawn(model, state["params"]), drawn(teacher, state["teacher"]))
 
@@ -98,7 +99,7 @@ def make_distill(cfg: DistillConfig, layout: Layout = ONE) -> Program:
         """What the teacher says of the responses in `tokens`, at the places of the student's rows."""
         if cfg.seen is None:
             return decisions(teacher, params, tokens)
-        own, n = jax.vmap(env.prompt)(tasks)
+        n = jax.vmap(env.prompt)(tasks)[1]
         other, m = jax.vmap(seen.prompt)(tasks)
         by_group = lambda x: jnp.repeat(x, cfg.group, axis=0)  # noqa: E731
         moved, at = behind(tokens, by_group(n), by_group(other), by_group(m), seen.spec.prompt_len + seen.spec.response_len)
