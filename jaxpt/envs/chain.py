@@ -127,8 +127,8 @@ def chain(
     thinker who is done repeats the last value as a further step with probability `ramble`, again and again,
     until the budget cuts it; a repetition is corrupted like any step.
 
-    With `slip` a task may have its last step written by the environment, as a wrong value (all equally likely): an answer
-    that repeats it is wrong, and the style `think` puts it right. With `hint` a prompt may be `ANS y x0 f1 .. fd SEP`, y
+    With `slip` a task may have its last step written by the environment, as a wrong value (all equally likely) that has no
+    label: an answer that repeats it is wrong, and the style `think` puts it right. With `hint` a prompt may be `ANS y x0 f1 .. fd SEP`, y
     the answer; an environment with hint 1 tells it in the prompt of any task, also of one that another drew.
 
     Args:
@@ -211,11 +211,13 @@ def chain(
     def over(state: State) -> Array:
         return (state.phase >= WELL) | (state.count >= spec.response_len)
 
+    def slips(task: Task, state: State) -> Array:
+        return (task.slip > 0) & (state.phase == THOUGHT) & (state.step == task.level - 1)
+
     def pending(task: Task, state: State) -> Array:
         due = jnp.where(state.phase == START, FORCED[force], POLICY)
-        slips = (task.slip > 0) & (state.phase == THOUGHT) & (state.step == task.level - 1)
         wrong = (task.values[task.level - 1] + task.slip) % n + VALUE
-        return jnp.where(over(state), DONE, jnp.where(slips, wrong, due))
+        return jnp.where(over(state), DONE, jnp.where(slips(task, state), wrong, due))
 
     def is_value(token: Array) -> Array:
         return (token >= VALUE) & (token < first_map)
@@ -274,7 +276,7 @@ def chain(
         def read(state: State, token: Array) -> tuple[State, Array]:
             right, wrong, _ = signals(task, state, token)
             label = jnp.where(right > 0, 1, jnp.where(wrong > 0, 0, -1))
-            return feed(task, state, token), label
+            return feed(task, state, token), jnp.where(slips(task, state), -1, label)
 
         return jax.lax.scan(read, init(task, None), tokens)[1]
 
