@@ -31,8 +31,11 @@ Source: Lu and Thinking Machines Lab 2025 (On-Policy Distillation); Agarwal et a
 speed-up of the first over RL (7 to 10 times fewer steps) and Qwen3's (arXiv 2505.09388, a tenth of the GPU hours) compare a
 large teacher with a small student; the price of training the teacher is in neither, and is not here.
 Command: jaxpt run on_policy_distillation
-Expected: TODO
-Minutes: TODO
+Rates are those of SWEEP on seeds 10000 and 10001; that of opd_token is the highest and that of self the lowest that was tried.
+Expected (those two seeds; claims and margins were set before any other): the teacher at 0.98, the start at 0.56; sft ends at
+0.84, offline at 0.86, opd at 0.84, opd_token at 0.83, grpo at 0.76; self, whose start is at 0.64 and at 0.79 with the answer,
+does not move (0.62), and self_unread, whose start cannot read the prompt, falls to 0.
+Minutes: 1.8 of a processor per seed, on two busy cores.
 """
 
 import math
