@@ -32,7 +32,8 @@ speed-up of the first over RL (7 to 10 times fewer steps) and Qwen3's (arXiv 250
 large teacher with a small student; the price of training the teacher is in neither, and is not here.
 Command: jaxpt run on_policy_distillation
 Rates are those of SWEEP, seeds 10000 and 10001; that of opd_token is the highest and that of self the lowest tried.
-Expected (seeds 0 to 7): the start is at 0.59, the teacher at 0.96. From there sft ends at 0.80, offline at 0.82, opd at 0.78,
+Expected (seeds 0 to 7; at 1000 to 1007 the supported and the refuted claims lie on the same side, that on recovery
+underpowered, and the two inconclusive ones change it, with 1.41 and 0.044): the start is at 0.59, the teacher at 0.96. From there sft ends at 0.80, offline at 0.82, opd at 0.78,
 opd_token at 0.74, grpo at 0.73. On-policy distillation is at 0.7 after 45 updates and GRPO after 77 (not twice as many beyond
 doubt: inconclusive), SFT after 72; a FLOP of GRPO, which asks no teacher, buys as much. The error of offline distillation
 grows less with length, not more (refuted), as the twin says. Sixteen prompts cost SFT 0.40 and on-policy distillation 0.24
