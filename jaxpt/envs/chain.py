@@ -128,8 +128,9 @@ def chain(
     until the budget cuts it; a repetition is corrupted like any step.
 
     With `slip` a task may have its last step written by the environment, as a wrong value (all equally likely) that has no
-    label: an answer that repeats it is wrong, and the style `think` puts it right. With `hint` a prompt may be `ANS y x0 f1 .. fd SEP`, y
-    the answer; an environment with hint 1 tells it in the prompt of any task, also of one that another drew.
+    label: an answer that repeats it is wrong, and the style `think` puts it right. With `hint` a prompt may be
+    `ANS y x0 f1 .. fd SEP`, y the answer; an environment with hint 1 tells it in the prompt of any task, also of one that
+    another drew.
 
     Args:
       group: "affine" or "s5".

@@ -214,7 +214,7 @@ def _profile(fit: "Fit", unknowns: tuple[int, ...]) -> np.ndarray:
         f_high[on] = height(high, on)
     open_ended, middle = f_high < 0, high.copy()
     on = np.flatnonzero(~open_ended)
-    for _ in range(16):
+    for _ in range(12):
         if not on.size:
             break
         steep = f_high[on] > 20  # a secant from so high, or from where the law overflows, hardly moves: bisect
