@@ -269,6 +269,16 @@ PANELS = (
 )
 
 
+def as_csv(curves: Curves) -> str:
+    """A row for each run and seed: what `jaxpt fit` reads."""
+    loss, N, D = held(curves), curves["inputs/N"], curves["inputs/D"]
+    lines = ["run,seed,N,D,width,layers,loss,held_out"]
+    for i, name in enumerate(names(curves)):
+        lines += [f"{name},{int(seed)},{N[i]:.0f},{D[i]:.0f},{curves['inputs/width'][i]},{curves['inputs/layers'][i]},"
+                  f"{float(loss[s, i])!r},{int(i == len(N) - 1)}" for s, seed in enumerate(curves["seeds"])]
+    return "\n".join(lines) + "\n"
+
+
 def sections(cfg: Config, curves: Curves) -> str:
     loss, N, D = held(curves), curves["inputs/N"], curves["inputs/D"]
     found = errors(curves)
@@ -288,11 +298,7 @@ def sections(cfg: Config, curves: Curves) -> str:
               f"{'above' if largest > 0 else 'below'} the mean of its log loss over seeds.",
               table(["approach", "a", "95%", f"N* at {both.target:.3g} FLOPs", "p against 3"], rows),
               *both.warnings]
-    lines = ["run,seed,N,D,width,layers,loss,held_out"]
-    for i, name in enumerate(names(curves)):
-        lines += [f"{name},{int(seed)},{N[i]:.0f},{D[i]:.0f},{curves['inputs/width'][i]},{curves['inputs/layers'][i]},"
-                  f"{float(loss[s, i])!r},{int(i == len(N) - 1)}" for s, seed in enumerate(curves["seeds"])]
-    return "\n\n".join([*parts, "## The ladder", "```csv\n" + "\n".join(lines) + "\n```"])
+    return "\n\n".join([*parts, "## The ladder", f"```csv\n{as_csv(curves)}```"])
 
 
 EXPERIMENT = Experiment(

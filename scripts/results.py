@@ -54,7 +54,7 @@ class Run(NamedTuple):
         return shlex.join([*words, *self.fields, "--seeds", str(len(self.seeds))])
 
 
-def read(folder: Path, tier: str, counted: Sequence[tuple[str, ...]] = ((),)) -> Run:
+def read(folder: Path, tier: str, counted: Sequence[tuple[str, ...]]) -> Run:
     """counted: the fields that a command may have. UserError says why the folder has no place in the table."""
     config = store.read_config(folder)
     if config is None or not config["runs"][-1]["finished"] or not (folder / "report.md").exists():
@@ -71,7 +71,8 @@ def read(folder: Path, tier: str, counted: Sequence[tuple[str, ...]] = ((),)) ->
     return Run(folder, name, tuple(fields), config, json.loads((folder / "claims.json").read_text()), seeds)
 
 
-def collect(roots: list[Path], tier: str, counted: Sequence[tuple[str, ...]] = ((),)) -> tuple[list[tuple[Run, Run | None]], list[str]]:
+def collect(roots: list[Path], tier: str, counted: Sequence[tuple[str, ...]]
+            ) -> tuple[list[tuple[Run, Run | None]], list[str]]:
     """([(run, its replication)] by name, [why a folder is left out])."""
     runs, left_out = [], []
     for root in roots:

@@ -8,8 +8,11 @@ it scaling_ladder.json: the command, the versions and the fields that made them.
 
 import argparse
 import json
-import re
 from pathlib import Path
+
+import numpy as np
+
+from jaxpt.experiments.scaling_ladder import as_csv
 
 KEPT = ("config", "versions", "executor")
 
@@ -18,15 +21,16 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
-    ladder = re.search(r"## The ladder\n+```csv\n(.*?)```", (folder / "report.md").read_text(), re.DOTALL)
     record = json.loads((folder / "config.json").read_text())
-    if ladder is None or not record["runs"][-1]["finished"]:
+    if record["experiment"] != "scaling_ladder" or not record["runs"][-1]["finished"]:
         raise SystemExit(f"{folder}: a finished run of scaling_ladder is expected")
+    with np.load(folder / "curves.npz") as file:
+        curves = dict(file)
     seeds = sorted({seed for entry in record["runs"] for seed in entry["seeds"]})
     made = {"command": f"jaxpt run scaling_ladder --seeds {len(seeds)}", "seeds": seeds}
     to = Path(__file__).parents[1] / "experiments" / "data"
     to.mkdir(exist_ok=True)
-    (to / "scaling_ladder.csv").write_text(ladder[1])
+    (to / "scaling_ladder.csv").write_text(as_csv(curves))
     (to / "scaling_ladder.json").write_text(json.dumps(made | {key: record[key] for key in KEPT}, indent=1) + "\n")
     print(to / "scaling_ladder.csv")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.scaling_ladder import names
+from jaxpt.experiments.scaling_ladder import names
 from jaxpt.lab import identity
 from jaxpt.lab.report import TUNING_SEEDS
 from jaxpt.lab.run import run

@@ -157,8 +157,7 @@ def lineage(stages: Sequence[Stage], name: str) -> list[Stage]:
     for stage in reversed(stages):
         if stage.name in wanted:
             wanted |= set(stage.after) if isinstance(stage.after, tuple) else {stage.after}
-    return [stage for stage in stages if stage.name in wanted and stage.name != name] + [
-        stage for stage in stages if stage.name == name]
+    return [stage for stage in stages if stage.name in wanted]
 
 
 def topological(stages: Sequence[Stage]) -> list[Stage]:

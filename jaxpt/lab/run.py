@@ -54,7 +54,8 @@ def run(name: str, tier: str = "cpu", seeds: int | None = None, seed0: int = 0, 
         on_progress: Callable[[pool.Message], None] = lambda message: None) -> RunResult:
     """Runs experiment `name` (or path/to/file.py) on seeds seed0, ..., seed0 + seeds - 1 and reports.
 
-    overrides: fields of the experiment's Config. launcher, address: as in lab.launch. track: kinds of lab.trackers. on_progress receives
+    overrides: fields of the experiment's Config. launcher, address: as in lab.launch. track: kinds of lab.trackers.
+    on_progress receives
     {"kind": "inputs"} before inputs are read, {"kind": "plan", steps, ...} once, then "progress" and "done"
     messages of workers. A resumed run reports on the seeds that were ever asked for here and are finished.
     Errors: UserError for bad input, RunFailed where the experiment's own code fails.
