@@ -131,6 +131,26 @@ def test_grpo_raises_the_reward(place, sft, tmp_path):
     assert reward[-5:].mean() > reward[:5].mean() + 1
     assert found.after["reward"] > found.before["reward"] + 1
     assert max(map(len, seen)) <= 8 and len(seen) == 1 + 25 * 64 + 2 * 3
+    held = [json.loads(line) for line in (found.folder / "held_out.jsonl").read_text().splitlines()]
+    assert [row["prompt"] for row in held] == [ROWS[row["line"] - 1]["prompt"] for row in held]
+    for stage, mean, said in (("before", found.before, seen[1:4]), ("after", found.after, seen[-3:])):
+        assert [row[stage]["completion"] for row in held] == said
+        assert [row[stage]["reward"] for row in held] == [text.count("e") for text in said]
+        assert np.mean([text.count("e") for text in said]) == mean["reward"]
+
+
+def test_prompts_stand_in_a_template(place, tmp_path):
+    """A verifier has the row's own prompt; training is that on rows which have the template in them."""
+    (tmp_path / "chat.txt").write_text("<u>{prompt}</u>\n<a>\n")
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps(row | {"prompt": f"<u>{row['prompt']}</u>\n<a>"}) for row in ROWS))
+    ours = run(settings(place, steps=3, template=str(tmp_path / "chat.txt")), out=tmp_path / "a")
+    theirs = run(settings(place, steps=3, data=str(tmp_path / "rows.jsonl")), out=tmp_path / "b")
+    assert ours.before == theirs.before and ours.after == theirs.after
+    plain = {row["prompt"] for row in ROWS}
+    seen = []
+    run(settings(place, **GRPO | {"length": 40}, steps=1, template=str(tmp_path / "chat.txt")),
+        lambda prompt, completion, row: seen.append((prompt, row["prompt"])) or 0.0, out=tmp_path / "c")
+    assert all(one == two and one in plain for one, two in seen)
 
 
 def test_nothing_need_be_held_out(place, tmp_path):
@@ -188,24 +208,6 @@ def test_responses_are_masked_by_place():
     np.testing.assert_array_equal(mask, [[0, 0, 1, 1, 0, 0], [0, 1, 0, 0, 0, 0], [0, 1, 1, 0, 0, 0]])
 
 
-def test_an_answer_s_tokens_are_those_behind_its_prompt(tmp_path):
-    """A tokenizer of pairs of letters: where the seam falls inside a pair, the answer is read by itself."""
-    def pairs(text):
-        return [1, *(ord(text[i]) * 256 + ord(text[i + 1 : i + 2] or "\0") for i in range(0, len(text), 2))]
-
-    words = tokenizer.Tokenizer(pairs, str, (9,), lambda text: pairs(text)[1:])
-    file = tmp_path / "rows.jsonl"
-    rows = [{"prompt": "ab", "response": "cd"}, {"prompt": "abc", "response": "de"}, {"prompt": "", "response": ""}]
-    file.write_text("\n\n".join(map(json.dumps, rows)))
-    found = prompts.read(file, "sft", words, 9, 1, False)
-    assert [t.line for t in found.kept] == [1, 3, 5] and found.cut == 0
-    (one,), (two,), (three,) = (t.answers for t in found.kept)
-    assert (one, two, three) == ([*pairs("cd")[1:], 9], [*pairs("de")[1:], 9], [9])
-    assert found.kept[0].prompt + one == [*pairs("abcd"), 9]
-    cut = prompts.read(file, "sft", words, 3, 1, True)
-    assert cut.cut == 1 and cut.kept[0].answers == (pairs("cd")[1:],)
-
-
 def test_which_rows_a_method_can_follow():
     assert tuning.objectives("sft") == ["sft"]
     assert {"grpo", "grpo_no_kl", "dr_grpo", "rloo", "gspo"} <= set(tuning.objectives("grpo"))
@@ -252,7 +254,7 @@ def test_killed_and_resumed_is_bit_for_bit_the_same(place, tmp_path, capsys):
     assert main([*words, "--out", str(broken)]) == 2 and "add --resume" in capsys.readouterr().err
     assert main([*words, "--out", str(broken), "--resume"]) == 0
     same(whole, broken)
-    assert set(os.listdir(folder)) == FOLDERS
+    assert set(os.listdir(folder)) == FOLDERS | {"held_out.jsonl"}
     assert main([*words, "--out", str(broken), "--resume"]) == 0  # finished: all is there already
     same(whole, broken)
 
@@ -318,6 +320,8 @@ def test_bad_files_folders_and_words(refused, place, tmp_path):
     empty.write_text("\n\n")
     assert "the file has no rows" in refused("--data", empty)
     assert "No such file" in refused("--data", tmp_path / "none.jsonl")
+    assert "--template" in (said := refused("--template", tmp_path / "none.txt")) and "No such file" in said
+    assert "{prompt} is expected in it" in refused("--template", empty)
     assert "did you mean grpo" in refused("--method", "grpp")
     assert "none that --method dpo can follow" in refused("--method", "dpo", "--objective", "grpo")
     assert "did you mean" in refused("--objective", "sff")

@@ -77,7 +77,7 @@ def test_questions_are_of_their_seeds_and_scores_are_those_of_arithmetic(install
     assert [row["prompt"] for row in found.held] == [row["prompt"] for row in behind.train]  # of the seeds behind
     for row in (*found.train, *found.held):
         sum_ = eval(re.search(r"[-+ \d]+(?= =)", row["prompt"])[0])  # noqa: S307
-        assert row["prompt"].endswith("\n") and int(row["response"]) == sum_
+        assert row["prompt"].endswith("=") and int(row["response"]) == sum_
         assert found.verifier(row["prompt"], f"hm <answer>{sum_}</answer>", row) == 1
         assert found.verifier(row["prompt"], str(sum_), row) == 1
         assert found.verifier(row["prompt"], f"<answer>{sum_ + 1}</answer> {sum_}", row) < 0.1

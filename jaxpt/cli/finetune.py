@@ -13,6 +13,7 @@ OPTIONS = {
     "--checkpoint": Option(str, None, "the folder of a model: config.json, safetensors, tokenizer.json"),
     "--data": Option(str, None, "a JSONL; its keys are below"),
     "--tasks": Option(str, None, "in the place of --data: reasoning_gym:NAME[,size=500][,seed=0][,PARAMETER=VALUE ...]"),
+    "--template": Option(str, None, "a text file in which {prompt} stands for each row's prompt: a chat template, shots, ..."),
     "--method": Option(one_of("sft", "dpo", "grpo"), "sft", "sft (the default), dpo or grpo"),
     "--objective": Option(str, None, "a row of `jaxpt list objectives` of that kind; the method's own by default"),
     "--verifier": Option(str, None, "grpo: module:function or file.py:function, (prompt, completion, row) -> reward"),
@@ -44,11 +45,15 @@ WHAT = ("""Trains a Hugging Face folder on texts and writes it as a folder that 
   --method grpo  {"prompt", and anything else}     sampled completions, judged by a verifier, which must give a finite
                                                    number for every text, the empty one included
 
-With --tasks the prompts are reasoning-gym's questions, each with a newline behind it, and the held-out ones are of other
-seeds; sft learns their answers, and grpo's reward is the task's own score of what stands in the completion's last
-<answer>...</answer>, or of all of it where there is none (0 where the scorer fails on it).
+Prompts are taken as they stand, or inside the text of --template, of which one newline at the very end counts as the
+editor's; a verifier is given the row's own prompt.
 
-OUT/finetune/<hash>/ holds report.md, figure.png, metrics.jsonl, curves.npz and config.json.""")
+With --tasks the prompts are reasoning-gym's questions, each with a newline behind it where no template is given, and the
+held-out ones are of other seeds; sft learns their answers, and grpo's reward is the task's own score of what stands in the
+completion's last <answer>...</answer>, or of all of it where there is none (0 where the scorer fails on it).
+
+OUT/finetune/<hash>/ holds report.md, figure.png, metrics.jsonl, curves.npz and config.json; with grpo also held_out.jsonl,
+the most probable completion of every held-out prompt before and after, and its reward.""")
 OF_GRPO = ("--group", "--new", "--temperature")
 
 

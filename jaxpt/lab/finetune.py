@@ -1,6 +1,7 @@
 """Fine-tuning of a Hugging Face folder on a JSONL or on generated tasks, start to report.
 
     OUT/finetune/<hash>/  config.json  chunks/{before,finetune,after}  metrics.jsonl  curves.npz  figure.png  report.md  model/
+                          held_out.jsonl (of grpo: each held-out prompt, its completions before and after, their rewards)
 
 The files of chunks are those of experiments (lab.store): a run that is killed at any moment goes on from the last one. What a
 step does is a function of the state, the seed and the step's number alone.
@@ -24,7 +25,7 @@ import numpy as np
 import jaxpt
 from jaxpt.lab import checkpoint, gym, identity, prompts, safetensors, store, tokenizer
 from jaxpt.lab.errors import RunFailed, UserError, expected, within
-from jaxpt.lab.finetune_report import curves_of, picture, report
+from jaxpt.lab.finetune_report import answers, curves_of, picture, report
 from jaxpt.lab.merge import metric_lines
 from jaxpt.lab.prompts import Text, Texts, Verifier
 from jaxpt.lab.worker import from_leaves, to_leaves
@@ -40,7 +41,7 @@ from jaxpt.types import bare_trajectory
 STAGE = "finetune"
 RATES = {True: 2e-4, False: 2e-5}  # of adapters; of everything, a tenth of it (models.lora.RATE_RATIO)
 SPLIT, ORDER, DRAW, START = range(4)  # what a run's key is folded with
-DEEP = 8  # layers beyond which one is compiled and scanned; completions are decoded faster without
+DEEP = 8  # layers beyond which one is compiled and scanned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,7 @@ class Settings:
     tasks: str | None = None  # in the place of data: lab.gym
     method: str = "sft"
     objective: str | None = None  # None: the method's own name
+    template: str | None = None  # a file: the text in which prompts stand
     verifier: str | None = None  # the name by which the verifier was found
     lora_rank: int | None = 8  # None: everything is trained
     learning_rate: float | None = None  # None: RATES
@@ -131,7 +133,7 @@ def run(settings: Settings, verifier: Verifier | None = None, *, out: str | Path
     if save is not None and not resume:
         _free(Path(save).expanduser())
     job = make_job(settings, verifier)
-    same_run = {"settings": asdict(settings) | {"checkpoint": "", "data": ""}, "contents": job.contents}
+    same_run = {"settings": asdict(settings) | {"checkpoint": "", "data": "", "template": ""}, "contents": job.contents}
     folder = Path(out) / STAGE / identity.digest(same_run)[:12]
     source = inspect.getsourcefile(inspect.unwrap(verifier)) if inspect.isfunction(verifier) else None
     must_agree = identity.must_agree(Path(source or jaxpt.__file__))
@@ -147,8 +149,9 @@ def run(settings: Settings, verifier: Verifier | None = None, *, out: str | Path
         entry = {"command": shlex.join(_words(settings)), "seeds": [settings.seed]}
         record["runs"] = [*record["runs"], entry | {"finished": False}]
         store.write_json(folder / "config.json", record)
-        plan = {"folder": folder, "seeds": [settings.seed], "steps": {STAGE: settings.steps}, "workers": 1}
-        on_progress({"kind": "plan", **plan})
+        examined = -(-len(job.held) // settings.batch)
+        steps = {"before": examined, STAGE: settings.steps, "after": examined}
+        on_progress({"kind": "plan", "folder": folder, "seeds": [settings.seed], "steps": steps, "workers": 1})
         chunks, params = _compute(job, folder, identity.digest(same_run), on_progress)
         place = folder / "model" if save is None else Path(save).expanduser()
         _save(job, place, params)
@@ -165,7 +168,7 @@ def make_job(settings: Settings, verifier: Verifier | None) -> Job:
     rate = RATES[lora is not None] if settings.learning_rate is None else settings.learning_rate
     try:
         cfg = FinetuneConfig(
-            model=replace(read.cfg, lora=lora, scan=read.cfg.n_layers > DEEP and settings.method != "grpo"),
+            model=replace(read.cfg, lora=lora, scan=read.cfg.n_layers > DEEP),
             optim=OptimConfig(learning_rate=rate), method=settings.method, objective=settings.objective or settings.method,
             micro=settings.micro, group=settings.group, new=settings.new, temperature=settings.temperature, ends=words.ends,
         )
@@ -183,10 +186,15 @@ def _texts(settings: Settings, words: tokenizer.Tokenizer, verifier: Verifier | 
            ) -> tuple[Texts, list[Text], list[Text], dict[str, str], Verifier | None]:
     """(all texts, those to train on, those held out, what they are, who judges them)."""
     room = settings.new if settings.method == "grpo" else 1
-    how = (settings.method, words, settings.length, room, settings.skip_bad)
+    template = prompts.PROMPT if settings.tasks is None else gym.TEMPLATE
+    if settings.template is not None:
+        template = prompts.read_template(settings.template)
+    how = (settings.method, words, settings.length, room, settings.skip_bad, template)
+    contents = {"template": identity.digest(template)}
     if settings.tasks is None:
         texts = prompts.read(settings.data, *how)
-        return texts, *_split(settings, texts.kept, key), {"data": _digest(Path(settings.data).expanduser())}, verifier
+        contents |= {"data": _digest(Path(settings.data).expanduser())}
+        return texts, *_split(settings, texts.kept, key), contents, verifier
     tasks = gym.tasks(settings.tasks, settings.held_out)
     lines = [json.dumps(row).encode() for row in (*tasks.train, *tasks.held)]
     texts = prompts.of_lines(lines, f"--tasks {settings.tasks}", *how)
@@ -194,7 +202,7 @@ def _texts(settings: Settings, words: tokenizer.Tokenizer, verifier: Verifier | 
     if not train:
         raise UserError(f"--tasks {settings.tasks}: no question to train on is left; see --length")
     judge = tasks.verifier if settings.method == "grpo" else None
-    contents = {"tasks": identity.digest(lines), "reasoning-gym": tasks.version}
+    contents |= {"tasks": identity.digest(lines), "reasoning-gym": tasks.version}
     return texts, train, texts.kept[len(train) :], contents, judge
 
 
@@ -243,7 +251,7 @@ def _compute(job: Job, folder: Path, mark: str, on_progress: Callable) -> tuple[
     compiled = Compiled(jax.jit(partial(tuning.update, cfg), donate_argnums=1), *(
         jax.jit(partial(f, cfg)) for f in (tuning.examine, tuning.sample, partial(tuning.sample, best=True))))
     frozen, state = job.start
-    before = _examined(job, compiled, folder, mark, "before", frozen, state["trained"])
+    before = _examined(job, compiled, folder, mark, "before", frozen, state["trained"], on_progress)
     bounds, owner = store.chunk_bounds(s.steps, s.every), store.owner(mark, s.seed)
     done, leaves = store.progress(folder, STAGE, s.seed, owner, bounds)
     structure = jax.tree.structure(state)
@@ -263,7 +271,7 @@ def _compute(job: Job, folder: Path, mark: str, on_progress: Callable) -> tuple[
         store.save_chunk(store.chunk_path(folder, STAGE, s.seed, index), chunk)
         if index > 0:
             store.drop_state(store.chunk_path(folder, STAGE, s.seed, index - 1))
-    after = _examined(job, compiled, folder, mark, "after", frozen, state["trained"])
+    after = _examined(job, compiled, folder, mark, "after", frozen, state["trained"], on_progress)
     stored = [store.load_own(store.chunk_path(folder, STAGE, s.seed, i), owner, b) for i, b in enumerate(bounds)]
     chunks = {("before", s.seed): [before], (STAGE, s.seed): stored, ("after", s.seed): [after]}
     return chunks, tuning.joined(cfg, frozen, state["trained"])
@@ -277,7 +285,7 @@ def _batch_of(job: Job, compiled: Compiled, step: int, frozen: Any, trained: Any
     if s.method != "grpo":
         return _batch(job, texts)
     key = jax.random.fold_in(jax.random.fold_in(job.key, DRAW), step)
-    traj, rewards = _judged(job, compiled.sample, frozen, trained, texts, s.group, key)
+    traj, _, rewards = _judged(job, compiled.sample, frozen, trained, texts, s.group, key)
     rewards = jnp.asarray(rewards, jnp.float32)
     return traj._replace(reward=rewards, gold=rewards)
 
@@ -301,38 +309,45 @@ def _filled(texts: Sequence[Text], size: int) -> list[Text]:
 
 
 def _judged(job: Job, draw: Callable, frozen: Any, trained: Any, texts: Sequence[Text], group: int, key: jax.Array
-            ) -> tuple[Any, list[float]]:
-    """(completions, `group` of each text and of those that fill the batch, and the verifier's rewards of the texts')."""
+            ) -> tuple[Any, list[str], list[float]]:
+    """(a trajectory with `group` completions of each text and of those that fill the batch; the texts' completions, and the
+    verifier's rewards of them)."""
     tokens, n = tuning.padded([text.prompt for text in _filled(texts, job.settings.batch)], job.width)
     keys = row_keys(key, jnp.arange(len(tokens) * group))
     traj = draw(frozen, trained, jnp.asarray(tokens), jnp.asarray(n), keys)
     rows, length = np.asarray(traj.tokens), np.asarray(traj.length)
-    rewards = []
+    said, rewards = [], []
     for i, row in enumerate(rows[: len(texts) * group]):
         written = row[n[i // group] : length[i]].tolist()
         if written and written[-1] in job.tokenizer.ends:
             written.pop()
-        text = texts[i // group]
-        rewards.append(prompts.judge(job.verifier, _judge(job.settings), text, job.tokenizer.decode(written)))
-    return traj, rewards
+        said.append(job.tokenizer.decode(written))
+        rewards.append(prompts.judge(job.verifier, _judge(job.settings), texts[i // group], said[-1]))
+    return traj, said, rewards
 
 
-def _examined(job: Job, compiled: Compiled, folder: Path, mark: str, stage: str, frozen: Any, trained: Any) -> store.Chunk:
+def _examined(job: Job, compiled: Compiled, folder: Path, mark: str, stage: str, frozen: Any, trained: Any,
+              on_progress: Callable) -> store.Chunk:
     """The held-out rows under `trained`, from the disk where they are there."""
     path, owner = store.chunk_path(folder, stage, job.settings.seed, 0), store.owner(mark, job.settings.seed)
     if not path.exists():
-        began, sums, size = time.perf_counter(), {}, job.settings.batch
+        began, size, said, sums = time.perf_counter(), job.settings.batch, [], {}
         for start in range(0, len(job.held), size):
             texts = job.held[start : start + size]
             if job.settings.method == "grpo":
-                _, rewards = _judged(job, compiled.best, frozen, trained, texts, 1, job.key)
+                _, completions, rewards = _judged(job, compiled.best, frozen, trained, texts, 1, job.key)
+                said += zip(completions, rewards, strict=True)
                 found = {"reward": (sum(rewards), len(rewards))}
             else:
                 found = compiled.examine(frozen, trained, _batch(job, texts))
             for name, pair in found.items():
                 sums[name] = sums.get(name, 0) + np.array(pair, np.float64)
+            means = {name: total / max(weight, 1) for name, (total, weight) in sums.items()}
+            on_progress({"kind": "progress", "seed": job.settings.seed, "stage": stage, "steps": start // size + 1,
+                         "metrics": means})
         metrics = {name: np.array([total / max(weight, 1)]) for name, (total, weight) in sums.items()}
-        store.save_chunk(path, store.Chunk(owner, 0, 1, time.perf_counter() - began, metrics, None))
+        kept = to_leaves(np.frombuffer(json.dumps(said).encode(), np.uint8))
+        store.save_chunk(path, store.Chunk(owner, 0, 1, time.perf_counter() - began, metrics, kept))
     return store.load_own(path, owner, (0, 1))
 
 
@@ -368,6 +383,10 @@ def _publish(job: Job, folder: Path, place: Path, record: dict, chunks: dict) ->
     store.write(folder / "metrics.jsonl", lambda f: f.write(metric_lines(chunks).encode()))
     image = picture(job.settings.method, curves, STAGE, f"{command}   {footer}")
     store.write(folder / "figure.png", lambda f: f.write(image))
+    if job.settings.method == "grpo":
+        (first,), (last,) = (chunks[stage, job.settings.seed] for stage in ("before", "after"))
+        lines = answers(job.held, first, last)
+        store.write(folder / "held_out.jsonl", lambda f: f.write(lines.encode()))
     store.write_json(folder / "config.json", record)
     text = report(job.settings.method, job.cfg.objective, record, curves, before, after, place, seconds)
     store.write(folder / "report.md", lambda f: f.write(text.encode()))

@@ -1,4 +1,4 @@
-"""What a fine-tuning run shows: curves, figure.png, report.md."""
+"""What a fine-tuning run shows: curves, answers, figure.png, report.md."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxpt.lab.experiment import Panel
 from jaxpt.lab.markdown import table
+from jaxpt.lab.prompts import Text
 from jaxpt.lab.report import number
 from jaxpt.lab.store import Chunk
 
@@ -30,6 +31,15 @@ def curves_of(chunks: Mapping[tuple[str, int], Sequence[Chunk]], seed: int, stag
     found[f"{stage}/step"] = np.arange(1.0, steps + 1)[None]
     found |= {f"held_out/{name}": np.array([[before.metrics[name][0], after.metrics[name][0]]]) for name in before.metrics}
     return found | {"held_out/step": np.array([[0.0, steps]]), "seeds": np.array([seed])}
+
+
+def answers(held: Sequence[Text], before: Chunk, after: Chunk) -> str:
+    """held_out.jsonl: each held-out prompt, and its completion and reward before and after."""
+    lines = [{"line": text.line, "prompt": text.row["prompt"]} for text in held]
+    for stage, chunk in (("before", before), ("after", after)):
+        for line, (said, reward) in zip(lines, json.loads(chunk.state[0]["data"].tobytes()), strict=True):
+            line[stage] = {"completion": said, "reward": reward}
+    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
 
 
 def picture(method: str, curves: Mapping[str, np.ndarray], stage: str, footer: str) -> bytes:

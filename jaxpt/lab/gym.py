@@ -16,11 +16,12 @@ from jaxpt.lab.errors import UserError, expected
 from jaxpt.lab.prompts import Verifier
 
 PREFIX, SIZE, HELD = "reasoning_gym:", 500, 64
+TEMPLATE = "{prompt}\n"  # of a question, where no other is given
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 class Tasks(NamedTuple):
-    train: list[dict[str, Any]]  # {"prompt", "response", "task"}: the question and a newline, the right answer, a number
+    train: list[dict[str, Any]]  # {"prompt", "response", "task"}: the question, the right answer, a number
     held: list[dict[str, Any]]
     verifier: Verifier
     version: str  # of reasoning-gym
@@ -64,7 +65,7 @@ def tasks(spec: str, held_out: int | None) -> Tasks:
     _, apart = entries(seed + size, held_out)
     questions = {entry["question"] for entry in apart}
     everything = [entry for entry in found if entry["question"] not in questions] + apart
-    rows = [{"prompt": entry["question"] + "\n", "response": entry["answer"], "task": number}
+    rows = [{"prompt": entry["question"], "response": entry["answer"], "task": number}
             for number, entry in enumerate(everything)]
     train = len(rows) - len(apart)
     if not train:

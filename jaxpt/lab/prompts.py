@@ -2,7 +2,7 @@
 
     sft   {"prompt", "response"}      dpo   {"prompt", "chosen", "rejected"}      grpo   {"prompt", and anything}
 
-A prompt is taken as it stands: whoever wants a chat template writes it there.
+A prompt is taken as it stands, or inside a template that is given with the data; its answers and its judge know the row alone.
 """
 
 import copy
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from jaxpt.lab.errors import UserError
 from jaxpt.lab.tokenizer import Tokenizer
 
+PROMPT = "{prompt}"  # what a template has in the prompt's place
 ANSWERS = {"sft": ("response",), "dpo": ("chosen", "rejected"), "grpo": ()}
 Verifier = Callable[[str, str, dict[str, Any]], float]  # (prompt, completion, the row) -> reward
 
@@ -32,25 +33,40 @@ class Texts(NamedTuple):
     cut: int  # answers that lost their end, so that prompt and answer fit
 
 
-def read(path: str | Path, method: str, tokenizer: Tokenizer, length: int, room: int, skip_bad: bool) -> Texts:
+def read(path: str | Path, method: str, tokenizer: Tokenizer, length: int, room: int, skip_bad: bool,
+         template: str = PROMPT) -> Texts:
     """Every row of a file; the rest as of_lines."""
     try:
         lines = Path(path).expanduser().read_bytes().splitlines()
     except OSError as error:
         raise UserError(f"--data {path}: {error.strerror}") from None
-    return of_lines(lines, f"--data {path}", method, tokenizer, length, room, skip_bad)
+    return of_lines(lines, f"--data {path}", method, tokenizer, length, room, skip_bad, template)
+
+
+def read_template(path: str | Path) -> str:
+    """The text that prompts stand in: the file's, less one newline at its very end. UserError where it has no {prompt}."""
+    try:
+        text = Path(path).expanduser().read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise UserError(f"--template {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"--template {path}: expected a text in UTF-8") from None
+    if PROMPT not in text:
+        raise UserError(f"--template {path}: {PROMPT} is expected in it, where a row's prompt is to stand")
+    return text.removesuffix("\n")
 
 
 def of_lines(lines: Sequence[bytes], where: str, method: str, tokenizer: Tokenizer, length: int, room: int,
-             skip_bad: bool) -> Texts:
-    """The rows of JSON lines. length: tokens of prompt and answer at most, an answer is cut there; room: of these, those that
-    a prompt must leave. UserError, beginning with `where`, for a bad row, unless those are skipped, or where none is left."""
+             skip_bad: bool, template: str = PROMPT) -> Texts:
+    """The rows of JSON lines, their prompts in `template`. length: tokens of prompt and answer at most, an answer is cut
+    there; room: of these, those that a prompt must leave. UserError, beginning with `where`, for a bad row, unless those are
+    skipped, or where none is left."""
     kept, bad, cut = [], {}, 0
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            text, shortened = _text(number, line, method, tokenizer, length, room)
+            text, shortened = _text(number, line, method, tokenizer, length, room, template)
         except ValueError as error:
             bad[number] = str(error)
             continue
@@ -69,7 +85,8 @@ def _complaint(bad: Mapping[int, str]) -> str:
     return f"line {first} {words}" + (f" (also bad: {lines})" if others else "")
 
 
-def _text(number: int, line: bytes, method: str, tokenizer: Tokenizer, length: int, room: int) -> tuple[Text, int]:
+def _text(number: int, line: bytes, method: str, tokenizer: Tokenizer, length: int, room: int, template: str
+          ) -> tuple[Text, int]:
     """The text of a line, and how many of its answers were cut. ValueError says what is wrong."""
     try:
         row = json.loads(line.decode("utf-8-sig"))
@@ -85,13 +102,14 @@ def _text(number: int, line: bytes, method: str, tokenizer: Tokenizer, length: i
             row[key].encode()
         except UnicodeEncodeError:
             raise ValueError(f"has half a character in {key!r}") from None
-    prompt, most = tokenizer.encode(row["prompt"]), length - room
+    stands = template.replace(PROMPT, row["prompt"])
+    prompt, most = tokenizer.encode(stands), length - room
     if len(prompt) > most:
         left = f"--length {length} less --new {room}" if method == "grpo" else f"--length {length}, less one for an answer"
         raise ValueError(f"has a prompt of {len(prompt)} tokens, expected at most {most}: {left}")
     if method == "grpo" and not prompt:
         raise ValueError("has a prompt without tokens")
-    answers = [_answer(tokenizer, row["prompt"], prompt, row[key]) for key in ANSWERS[method]]
+    answers = [_answer(tokenizer, stands, prompt, row[key]) for key in ANSWERS[method]]
     for key, answer in zip(ANSWERS[method], answers, strict=True):
         if len(prompt) + len(answer) < 2 or not answer:
             raise ValueError(f"has nothing to learn in {key!r}")

@@ -126,7 +126,17 @@ def stack_layers(params: Params) -> Params:
 
 
 def unstack_layers(params: Params) -> Params:
-    """The inverse of `stack_layers`."""
+    """The inverse of `stack_layers`; a tree without layers (of adapters on the embedding) as it is."""
+    if "layers" not in params:
+        return params
     rest = {name: value for name, value in params.items() if name != "layers"}
     n_layers = len(jax.tree.leaves(params["layers"])[0])
     return rest | {f"layer_{i}": jax.tree.map(lambda x: x[i], params["layers"]) for i in range(n_layers)}
+
+
+def unrolled(cfg: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
+    """The same model without scan, which decodes faster: a scan's body would copy each layer's matrices and cache."""
+    if not cfg.scan:
+        return cfg, params
+    apart = unstack_layers if cfg.lora is None else lambda params: params | {n: unstack_layers(params[n]) for n in ("base", "lora")}
+    return replace(cfg, scan=False), apart(params)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpt.envs.protocol import Spec
-from jaxpt.models import Model, ModelConfig, make_model
+from jaxpt.models import Model, ModelConfig, make_model, unrolled
 from jaxpt.objectives import ROWS, get
 from jaxpt.objectives.row import Row
 from jaxpt.ops.logprobs import token_stats
@@ -101,8 +101,8 @@ def sample(
 ) -> Trajectory:
     """cfg.group drawn completions of each prompt, or with `best` the most probable one. Shapes: rollout.complete."""
     chooser, group = (greedy, 1) if best else (sampler(cfg.temperature), cfg.group)
-    params = joined(cfg, frozen, trained)
-    return complete(make_model(cfg.model), params, prompts, n, keys, chooser, new=cfg.new, ends=cfg.ends, group=group)
+    model, params = unrolled(cfg.model, joined(cfg, frozen, trained))
+    return complete(make_model(model), params, prompts, n, keys, chooser, new=cfg.new, ends=cfg.ends, group=group)
 
 
 def update(cfg: FinetuneConfig, frozen: Params, state: dict, batch: Any) -> tuple[dict, dict[str, Array]]:
