@@ -9,11 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
-from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -21,13 +18,11 @@ from jaxpt.cli import main
 from jaxpt.lab import checkpoint, prompts, store, tokenizer
 from jaxpt.lab.errors import RunFailed, UserError
 from jaxpt.lab.finetune import Settings, run
-from jaxpt.models import LoraConfig, ModelConfig, make_model
+from jaxpt.models import ModelConfig, make_model
 from jaxpt.models.tensors import tensors_of
-from jaxpt.train import finetune as tuning
 
 END = 258
 CFG = ModelConfig(vocab=259, d_model=16, n_layers=1, n_heads=2)
-ADAPTED = replace(CFG, lora=LoraConfig(rank=2))
 WORDS = ("red", "green", "blue", "cyan", "grey")
 ROWS = [{"prompt": f"{i % 5}: ", "response": WORDS[i % 5], "chosen": WORDS[i % 5], "rejected": WORDS[(i + 1) % 5]}
         for i in range(30)]
@@ -156,65 +151,6 @@ def test_prompts_stand_in_a_template(place, tmp_path):
 def test_nothing_need_be_held_out(place, tmp_path):
     found = run(settings(place, lora_rank=2, held_out=0, steps=2), out=tmp_path)
     assert found.before == found.after == {} and "| loss | n/a | n/a |" in found.report.read_text()
-
-
-# --- pure parts
-
-
-@pytest.fixture(scope="module")
-def drawn():
-    return jax.jit(make_model(CFG).init)(jax.random.key(0))
-
-
-def test_shares_of_a_batch_add_up(drawn):
-    tokens, mask = tuning.responses([[5, 6]] * 5, [[7, 8, 9], [7, 8], [1], [2, 2, 2, 2], [3]], 8)
-    other, other_mask = tuning.responses([[5, 6]] * 5, [[9], [8, 7], [4], [5, 5], [6, 7, 8]], 8)
-    pairs = {"chosen": tokens, "chosen_mask": mask, "rejected": other, "rejected_mask": other_mask}
-    whole, parts = (tuning.FinetuneConfig(model=ADAPTED, method="dpo", objective="dpo", micro=micro) for micro in (0, 2))
-    results = []
-    for cfg in (whole, parts):
-        frozen, state = tuning.begin(cfg, jax.random.key(1), drawn)
-        state["trained"] = jax.tree.map(lambda x: x + 0.1, state["trained"])  # no longer the reference
-        results.append(jax.jit(partial(tuning.update, cfg))(frozen, state, jax.tree.map(jnp.asarray, pairs)))
-    (one, metrics), (two, shared) = results
-    assert metrics["loss"] != pytest.approx(np.log(2), abs=1e-4)
-    for name in ("loss", "accuracy", "grad_norm"):
-        assert metrics[name] == pytest.approx(float(shared[name]), rel=1e-4), name
-    for a, b in zip(*(jax.tree.leaves(state["opt"][1].mu) for state in (one, two)), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-4 * np.abs(a).max())
-
-
-def test_adapters_leave_nothing_of_the_base_in_the_state(drawn):
-    cfg = tuning.FinetuneConfig(model=ADAPTED)
-    frozen, state = tuning.begin(cfg, jax.random.key(0), drawn)
-    assert set(frozen) == {"base", "alpha", "rank"} and set(state["trained"]) == {"lora"}
-    assert max(x.size for x in jax.tree.leaves(state)) < CFG.vocab * CFG.d_model
-
-
-@pytest.mark.parametrize("rows, batch", [(7, 3), (5, 5), (3, 8), (1, 4)])
-def test_every_epoch_goes_through_all_rows_once(rows, batch):
-    key = jax.random.key(3)
-    drawn = np.concatenate([tuning.order(key, step, batch, rows) for step in range(rows)])
-    for epoch in drawn.reshape(batch, rows):
-        assert sorted(epoch) == list(range(rows))
-    np.testing.assert_array_equal(tuning.order(key, rows - 1, batch, rows), drawn[-batch:])
-    if rows == 7:
-        assert len({tuple(epoch) for epoch in drawn.reshape(batch, rows)}) > 1
-
-
-def test_responses_are_masked_by_place():
-    tokens, mask = tuning.responses([[4, 5], [], [6]], [[0, 7], [8, 9], [5, 5]], 6)
-    np.testing.assert_array_equal(tokens, [[4, 5, 0, 7, 0, 0], [8, 9, 0, 0, 0, 0], [6, 5, 5, 0, 0, 0]])
-    np.testing.assert_array_equal(mask, [[0, 0, 1, 1, 0, 0], [0, 1, 0, 0, 0, 0], [0, 1, 1, 0, 0, 0]])
-
-
-def test_which_rows_a_method_can_follow():
-    assert tuning.objectives("sft") == ["sft"]
-    assert {"grpo", "grpo_no_kl", "dr_grpo", "rloo", "gspo"} <= set(tuning.objectives("grpo"))
-    assert not {"sft", "ppo", "dapo", "dpo", "kto"} & set(tuning.objectives("grpo"))
-    assert {"dpo", "ipo", "simpo"} <= set(tuning.objectives("dpo")) and "wpo" not in tuning.objectives("dpo")
-    with pytest.raises(ValueError, match="whole batches"):
-        tuning.FinetuneConfig(model=CFG, method="dpo", objective="aot", micro=2)
 
 
 # --- killed and resumed

@@ -10,6 +10,7 @@ moment and no file is made of it. The reference is the model at the start: the b
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -124,7 +125,7 @@ def examine(cfg: FinetuneConfig, frozen: Params, trained: Params, batch: Any) ->
     response has the higher reward by its row: of none, where the policy is its own reference."""
     if cfg.method == "sft":
         model = make_model(cfg.model)
-        logp = _stats(cfg, model, joined(cfg, frozen, trained), batch.tokens, ("logp",))["logp"]
+        logp = _stats(cfg, model, joined(cfg, frozen, trained), ("logp",), batch.tokens)["logp"]
         return {"loss": weighed(-logp, batch.mask)}
     parts, totals, hyper = _prepared(cfg, frozen, trained, batch)
     value, metrics = _loss(cfg, frozen, trained, parts, totals, hyper)
@@ -136,12 +137,13 @@ def _prepared(cfg: FinetuneConfig, frozen: Params, trained: Params, batch: Any) 
     row, spec = cfg.row, Spec(0, 0, cfg.new, (), (), 1, (), ())
     hyper = constants(row, spec)
 
-    def score(model: Model, params: Params, tokens: Array) -> Array:
-        """Log-probabilities, as many rows at a time as an update holds."""
-        run = lambda tokens: _stats(cfg, model, params, tokens, ("logp",))["logp"]  # noqa: E731
+    def score(model: Model, params: Params, *rows: Array) -> Array:
+        """Log-probabilities of (tokens) or of the decisions of (tokens, mask), as many rows at a time as an update holds."""
+        run = lambda rows: _stats(cfg, model, params, ("logp",), *rows)["logp"]  # noqa: E731
         if cfg.micro == 0:
-            return run(tokens)
-        return jax.lax.map(run, shares(tokens, cfg.micro)).reshape(-1, tokens.shape[1])[: tokens.shape[0]]
+            return run(rows)
+        tokens = rows[0]
+        return jax.lax.map(run, shares(rows, cfg.micro)).reshape(-1, tokens.shape[1])[: tokens.shape[0]]
 
     if row.family == "preference":
         ready = row.prepare(batch, **hyper)
@@ -149,10 +151,10 @@ def _prepared(cfg: FinetuneConfig, frozen: Params, trained: Params, batch: Any) 
         if "ref_logp" in row.needs:
             parts |= {f"ref_{side}": score(*_reference(cfg, frozen), batch[side]) for side in ("chosen", "rejected")}
         return parts, ready["totals"], hyper
-    given = {"ref_logp": score(*_reference(cfg, frozen), batch.tokens)} if "ref_logp" in row.needs else {}
+    given = {"ref_logp": score(*_reference(cfg, frozen), batch.tokens, batch.mask)} if "ref_logp" in row.needs else {}
     old_logp = batch.old_logp
     if "sampler_logp" in row.needs:  # the policy as it is trained, beside the one that has drawn
-        old_logp = score(make_model(cfg.model), joined(cfg, frozen, trained), batch.tokens)
+        old_logp = score(make_model(cfg.model), joined(cfg, frozen, trained), batch.tokens, batch.mask)
     ready = row.prepare(batch._replace(old_logp=old_logp), sampler_logp=batch.old_logp, **given, **hyper)
     parts = {"tokens": batch.tokens, "old_logp": old_logp, "sampler_logp": batch.old_logp, **given}
     parts |= {name: ready[name] for name in ("mask", "advantages", "prompt_tokens")}
@@ -165,14 +167,14 @@ def _loss(
     """The row's loss on a share."""
     model, params, row = make_model(cfg.model), joined(cfg, frozen, trained), cfg.row
     if row.family == "preference":
-        both = _stats(cfg, model, params, jnp.concatenate([part["chosen"], part["rejected"]]), ("logp",))["logp"]
+        both = _stats(cfg, model, params, ("logp",), jnp.concatenate([part["chosen"], part["rejected"]]))["logp"]
         chosen, rejected = jnp.split(both, 2)
         return row.loss(
             chosen, rejected, part["chosen_mask"], part["rejected_mask"], totals=totals,
             ref_chosen_logp=part.get("ref_chosen"), ref_rejected_logp=part.get("ref_rejected"), **hyper,
         )
     want = ("logp", "entropy") if cfg.method == "grpo" else ("logp",)
-    now = _stats(cfg, model, params, part["tokens"], want)
+    now = _stats(cfg, model, params, want, part["tokens"], part["mask"] if cfg.method == "grpo" else None)
     value, metrics = row.loss(
         now["logp"], part["old_logp"], part["advantages"], part["mask"], totals=totals, ref_logp=part.get("ref_logp"),
         entropy=now.get("entropy"), sampler_logp=part["sampler_logp"], prompt_tokens=part["prompt_tokens"], **hyper,
@@ -186,10 +188,24 @@ def _reference(cfg: FinetuneConfig, frozen: Params) -> tuple[Model, Params]:
     return make_model(replace(cfg.model, lora=None)), frozen["base"]
 
 
-def _stats(cfg: FinetuneConfig, model: Model, params: Params, tokens: Array, want: tuple[str, ...]) -> dict[str, Array]:
+def _stats(
+    cfg: FinetuneConfig, model: Model, params: Params, want: tuple[str, ...], tokens: Array, mask: Array | None = None
+) -> dict[str, Array]:
+    """ops.logprobs.token_stats [B,T]. With the mask of completions logits are made at their cfg.new places only, and what
+    stands elsewhere is 0: behind a long prompt and before a large vocabulary that spares most of the product."""
     hidden, _ = model.forward(params, tokens)
-    chunk = max(1, LOGITS // cfg.model.vocab)
-    return token_stats(hidden, model.unembed(params), tokens, want=want, temperature=cfg.temperature, chunk=chunk)
+    stats = partial(
+        token_stats, W=model.unembed(params), want=want, temperature=cfg.temperature, chunk=max(1, LOGITS // cfg.model.vocab)
+    )
+    if mask is None:
+        return stats(hidden, tokens=tokens)
+    first = jnp.argmax(mask, axis=1)[:, None]
+    here = jnp.clip(first - 1 + jnp.arange(cfg.new + 1)[None], 0, tokens.shape[1] - 1)  # what decides, and what is decided
+    found = stats(jnp.take_along_axis(hidden, here[..., None], axis=1), tokens=jnp.take_along_axis(tokens, here, axis=1))
+    place = jnp.arange(tokens.shape[1])[None] - first + 1
+    inside = (place > 0) & (place <= cfg.new)
+    spread = lambda x: jnp.where(inside, jnp.take_along_axis(x, jnp.clip(place, 0, cfg.new), axis=1), 0.0)  # noqa: E731
+    return {name: spread(x) for name, x in found.items()}
 
 
 # --- batches of token lists

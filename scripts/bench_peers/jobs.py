@@ -34,10 +34,12 @@ class Job:
     block: int  # updates, or decoded batches, between two looks at the clock
     prompt_len: int = 16
     learning_rate: float = 1e-3
+    kv_heads: int | None = None  # None: n_heads
 
     @property
     def parameters(self) -> int:
-        layer = 4 * self.d_model**2 + 3 * self.d_model * self.d_ff + 2 * self.d_model
+        shared = (self.kv_heads or self.n_heads) / self.n_heads  # width of keys and of values over that of queries
+        layer = int((2 + 2 * shared) * self.d_model**2) + 3 * self.d_model * self.d_ff + 2 * self.d_model
         return self.n_layers * layer + self.vocab * self.d_model + self.d_model
 
 
@@ -59,6 +61,7 @@ class MoeJob:
         return (self.experts + self.shared) * 3 * self.d_model * self.d_ff + self.experts * self.d_model
 
 
+SMOLLM2 = (576, 30, 9, 1536, 49152)  # SmolLM2-135M's shape
 SMALL, MIDDLE, LARGE = (32, 2, 2, 88, 32), (64, 2, 2, 176, 128), (128, 4, 4, 344, 128)
 JOBS = {
     "grpo-26k": Job("grpo", *SMALL, prompts=32, group=8, new_tokens=48, block=10),
@@ -67,6 +70,8 @@ JOBS = {
     "decode-1": Job("decode", *LARGE, prompts=1, group=1, new_tokens=112, block=8),
     "decode-16": Job("decode", *LARGE, prompts=16, group=1, new_tokens=112, block=4),
     "decode-128": Job("decode", *LARGE, prompts=128, group=1, new_tokens=112, block=2),
+    "smollm2-1": Job("decode", *SMOLLM2, prompts=1, group=1, new_tokens=64, block=1, kv_heads=3),
+    "smollm2-8": Job("decode", *SMOLLM2, prompts=8, group=1, new_tokens=64, block=1, kv_heads=3),
     "moe-8": MoeJob(experts=8, top_k=2, d_ff=256, shared=0),
     "moe-64": MoeJob(experts=64, top_k=6, d_ff=64, shared=2),
 }

@@ -10,7 +10,7 @@ def make_model(job: Job) -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=job.vocab, hidden_size=job.d_model, intermediate_size=job.d_ff, num_hidden_layers=job.n_layers,
-        num_attention_heads=job.n_heads, num_key_value_heads=job.n_heads, tie_word_embeddings=True, use_cache=True,
+        num_attention_heads=job.n_heads, num_key_value_heads=job.kv_heads or job.n_heads, tie_word_embeddings=True, use_cache=True,
         max_position_embeddings=job.prompt_len + job.new_tokens, bos_token_id=None, eos_token_id=None,
         pad_token_id=None, attn_implementation="sdpa", dtype="float32",
     )  # fmt: skip

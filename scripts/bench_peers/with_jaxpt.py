@@ -61,7 +61,7 @@ class BenchEnv(EnvConfig):
 
 def model_config(job: Job) -> ModelConfig:
     return ModelConfig(
-        vocab=job.vocab, d_model=job.d_model, n_layers=job.n_layers, n_heads=job.n_heads, d_ff=job.d_ff
+        vocab=job.vocab, d_model=job.d_model, n_layers=job.n_layers, n_heads=job.n_heads, d_ff=job.d_ff, n_kv_heads=job.kv_heads,
     )
 
 

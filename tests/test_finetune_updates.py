@@ -1,0 +1,107 @@
+"""The updates of fine-tuning, without a folder: shares of batches, adapters, order, places of answers, layers in a scan."""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpt.models import LoraConfig, ModelConfig, make_model, stack_layers, unstack_layers
+from jaxpt.train import finetune as tuning
+
+CFG = ModelConfig(vocab=259, d_model=16, n_layers=1, n_heads=2)
+ADAPTED = replace(CFG, lora=LoraConfig(rank=2))
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    return jax.jit(make_model(CFG).init)(jax.random.key(0))
+
+
+def test_shares_of_a_batch_add_up(drawn):
+    tokens, mask = tuning.responses([[5, 6]] * 5, [[7, 8, 9], [7, 8], [1], [2, 2, 2, 2], [3]], 8)
+    other, other_mask = tuning.responses([[5, 6]] * 5, [[9], [8, 7], [4], [5, 5], [6, 7, 8]], 8)
+    pairs = {"chosen": tokens, "chosen_mask": mask, "rejected": other, "rejected_mask": other_mask}
+    whole, parts = (tuning.FinetuneConfig(model=ADAPTED, method="dpo", objective="dpo", micro=micro) for micro in (0, 2))
+    results = []
+    for cfg in (whole, parts):
+        frozen, state = tuning.begin(cfg, jax.random.key(1), drawn)
+        state["trained"] = jax.tree.map(lambda x: x + 0.1, state["trained"])  # no longer the reference
+        results.append(jax.jit(partial(tuning.update, cfg))(frozen, state, jax.tree.map(jnp.asarray, pairs)))
+    (one, metrics), (two, shared) = results
+    assert metrics["loss"] != pytest.approx(np.log(2), abs=1e-4)
+    for name in ("loss", "accuracy", "grad_norm"):
+        assert metrics[name] == pytest.approx(float(shared[name]), rel=1e-4), name
+    for a, b in zip(*(jax.tree.leaves(state["opt"][1].mu) for state in (one, two)), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4 * np.abs(a).max())
+
+
+def test_completions_are_scored_at_their_own_places(drawn):
+    """Beside the statistics of every place: the same at decisions, value and gradient, and 0 in front of and behind them."""
+    cfg, model = tuning.FinetuneConfig(model=CFG, method="grpo", objective="grpo", new=4, temperature=0.7), make_model(CFG)
+    n, length = np.array([1, 3, 7, 10, 5])[:, None], np.array([5, 4, 11, 12, 5])[:, None]  # the last one says nothing
+    tokens = jax.random.randint(jax.random.key(1), (5, 12), 0, 259)
+    mask = jnp.asarray((np.arange(12)[None] >= n) & (np.arange(12)[None] < length))
+
+    def both(mask, params):
+        found = tuning._stats(cfg, model, params, ("logp", "entropy"), tokens, mask)
+        return sum(jnp.where(here, x, 0).sum() * rate for x, rate in zip(found.values(), (1.0, 0.3), strict=True)), found
+
+    here = mask
+    (_, ours), slope = jax.value_and_grad(partial(both, mask), has_aux=True)(drawn)
+    (_, whole), expected = jax.value_and_grad(partial(both, None), has_aux=True)(drawn)
+    for name, x in ours.items():
+        np.testing.assert_allclose(x[mask], whole[name][mask], atol=1e-5)
+    assert not ours["logp"][0, 5:].any() and not ours["logp"][2, :7].any() and (whole["logp"][0, 5:] < 0).all()
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), slope, expected)
+
+
+def test_a_scan_s_layers_are_apart_when_they_decode():
+    deep = replace(ADAPTED, n_layers=3)
+    one, two = (tuning.FinetuneConfig(model=replace(deep, scan=scan), method="grpo", objective="grpo", new=6) for scan in (False, True))
+    params = jax.jit(make_model(replace(deep, lora=None)).init)(jax.random.key(0))
+    frozen, state = tuning.begin(two, jax.random.key(1), stack_layers(params))
+    b = jax.tree.map(lambda x: x + 0.1 * jnp.sin(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), state["trained"])
+    apart = {"lora": unstack_layers(b["lora"])}, frozen | {"base": unstack_layers(frozen["base"])}
+    prompts, n = jnp.array([[4, 5, 6], [7, 8, 0]]), jnp.array([3, 2])
+    keys = jax.random.split(jax.random.key(3), 16)
+    ours, theirs = tuning.sample(two, frozen, b, prompts, n, keys), tuning.sample(one, apart[1], apart[0], prompts, n, keys)
+    np.testing.assert_array_equal(ours.tokens, theirs.tokens)
+    np.testing.assert_allclose(ours.old_logp, theirs.old_logp, atol=1e-5)
+    now = tuning._stats(two, make_model(two.model), tuning.joined(two, frozen, b), ("logp",), ours.tokens, ours.mask)["logp"]
+    np.testing.assert_allclose(now[ours.mask], ours.old_logp[ours.mask], atol=1e-4)
+
+
+def test_adapters_leave_nothing_of_the_base_in_the_state(drawn):
+    cfg = tuning.FinetuneConfig(model=ADAPTED)
+    frozen, state = tuning.begin(cfg, jax.random.key(0), drawn)
+    assert set(frozen) == {"base", "alpha", "rank"} and set(state["trained"]) == {"lora"}
+    assert max(x.size for x in jax.tree.leaves(state)) < CFG.vocab * CFG.d_model
+
+
+@pytest.mark.parametrize("rows, batch", [(7, 3), (5, 5), (3, 8), (1, 4)])
+def test_every_epoch_goes_through_all_rows_once(rows, batch):
+    key = jax.random.key(3)
+    drawn = np.concatenate([tuning.order(key, step, batch, rows) for step in range(rows)])
+    for epoch in drawn.reshape(batch, rows):
+        assert sorted(epoch) == list(range(rows))
+    np.testing.assert_array_equal(tuning.order(key, rows - 1, batch, rows), drawn[-batch:])
+    if rows == 7:
+        assert len({tuple(epoch) for epoch in drawn.reshape(batch, rows)}) > 1
+
+
+def test_responses_are_masked_by_place():
+    tokens, mask = tuning.responses([[4, 5], [], [6]], [[0, 7], [8, 9], [5, 5]], 6)
+    np.testing.assert_array_equal(tokens, [[4, 5, 0, 7, 0, 0], [8, 9, 0, 0, 0, 0], [6, 5, 5, 0, 0, 0]])
+    np.testing.assert_array_equal(mask, [[0, 0, 1, 1, 0, 0], [0, 1, 0, 0, 0, 0], [0, 1, 1, 0, 0, 0]])
+
+
+def test_which_rows_a_method_can_follow():
+    assert tuning.objectives("sft") == ["sft"]
+    assert {"grpo", "grpo_no_kl", "dr_grpo", "rloo", "gspo"} <= set(tuning.objectives("grpo"))
+    assert not {"sft", "ppo", "dapo", "dpo", "kto"} & set(tuning.objectives("grpo"))
+    assert {"dpo", "ipo", "simpo"} <= set(tuning.objectives("dpo")) and "wpo" not in tuning.objectives("dpo")
+    with pytest.raises(ValueError, match="whole batches"):
+        tuning.FinetuneConfig(model=CFG, method="dpo", objective="aot", micro=2)
