@@ -125,13 +125,15 @@ def test_grpo_raises_the_reward(place, sft, tmp_path):
     reward = found.curves["finetune/reward"][0]
     assert reward[-5:].mean() > reward[:5].mean() + 1
     assert found.after["reward"] > found.before["reward"] + 1
-    assert max(map(len, seen)) <= 8 and len(seen) == 1 + 25 * 64 + 2 * 3
+    assert max(map(len, seen)) <= 8 and len(seen) == 1 + 25 * 64 + 2 * 6
     held = [json.loads(line) for line in (found.folder / "held_out.jsonl").read_text().splitlines()]
     assert [row["prompt"] for row in held] == [ROWS[row["line"] - 1]["prompt"] for row in held]
-    for stage, mean, said in (("before", found.before, seen[1:4]), ("after", found.after, seen[-3:])):
-        assert [row[stage]["completion"] for row in held] == said
-        assert [row[stage]["reward"] for row in held] == [text.count("e") for text in said]
-        assert np.mean([text.count("e") for text in said]) == mean["reward"]
+    for stage, means, said in (("before", found.before, seen[1:7]), ("after", found.after, seen[-6:])):
+        assert [row[stage][how]["completion"] for row in held for how in ("greedy", "drawn")] == said
+        assert [row[stage][how]["reward"] for row in held for how in ("greedy", "drawn")] == [text.count("e") for text in said]
+        assert means["reward"] == pytest.approx(np.mean([text.count("e") for text in said[1::2]]))
+        assert means["greedy"] == pytest.approx(np.mean([text.count("e") for text in said[::2]]))
+    assert "| greedy |" in found.report.read_text()
 
 
 def test_prompts_stand_in_a_template(place, tmp_path):

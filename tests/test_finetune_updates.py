@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from jaxpt.models import LoraConfig, ModelConfig, make_model, stack_layers, unstack_layers
+from jaxpt.ops.sampling import greedy, sampler
+from jaxpt.rollout import complete
 from jaxpt.train import finetune as tuning
 
 CFG = ModelConfig(vocab=259, d_model=16, n_layers=1, n_heads=2)
@@ -105,3 +107,15 @@ def test_which_rows_a_method_can_follow():
     assert {"dpo", "ipo", "simpo"} <= set(tuning.objectives("dpo")) and "wpo" not in tuning.objectives("dpo")
     with pytest.raises(ValueError, match="whole batches"):
         tuning.FinetuneConfig(model=CFG, method="dpo", objective="aot", micro=2)
+
+
+def test_a_probe_is_the_most_probable_text_and_a_drawn_one(drawn):
+    cfg = tuning.FinetuneConfig(model=CFG, method="grpo", objective="grpo", new=5, temperature=0.8)
+    prompts, n, keys = jnp.array([[4, 5, 6], [7, 8, 0]]), jnp.array([3, 2]), jax.random.split(jax.random.key(1), 4)
+    found, other = (tuning.probe(cfg, {}, drawn, prompts, n, k) for k in (keys, jax.random.split(jax.random.key(2), 4)))
+    greedily = complete(make_model(CFG), drawn, prompts, n, keys[:2], greedy, new=5)
+    freely = complete(make_model(CFG), drawn, prompts, n, keys, sampler(0.8), new=5, group=2)
+    np.testing.assert_array_equal(found.tokens[::2], greedily.tokens)
+    np.testing.assert_array_equal(found.tokens[1::2], freely.tokens[1::2])
+    np.testing.assert_array_equal(found.tokens[::2], other.tokens[::2])
+    assert (np.asarray(found.tokens[1::2]) != other.tokens[1::2]).any()

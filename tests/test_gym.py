@@ -75,6 +75,7 @@ def test_questions_are_of_their_seeds_and_scores_are_those_of_arithmetic(install
     assert not {row["prompt"] for row in found.train} & {row["prompt"] for row in found.held}
     behind = gym.tasks(SHORT.replace("seed=3", "seed=43").replace("size=40", "size=4"), 0)
     assert [row["prompt"] for row in found.held] == [row["prompt"] for row in behind.train]  # of the seeds behind
+    assert len({row["prompt"] for row in gym.tasks(SHORT, 300).held}) == 300
     for row in (*found.train, *found.held):
         sum_ = eval(re.search(r"[-+ \d]+(?= =)", row["prompt"])[0])  # noqa: S307
         assert row["prompt"].endswith("=") and int(row["response"]) == sum_
@@ -88,8 +89,10 @@ def test_what_reasoning_gym_does_not_have_is_told(installed, refused):
     assert "the task 'chain_sun' is unknown: did you mean chain_sum?" in refused("--tasks", "reasoning_gym:chain_sun")
     assert "chain_sum has no parameter 'min_term': did you mean min_terms?" in refused("--tasks", "reasoning_gym:chain_sum,min_term=2")
     assert "reasoning-gym refuses (AssertionError" in refused("--tasks", "reasoning_gym:chain_sum,min_terms=0")
-    few = "reasoning_gym:chain_sum,size=1,min_terms=2,max_terms=2,min_digits=1,max_digits=1"
-    assert "every question is also held out" in refused("--tasks", few, "--held-out", "3000")
+    few = "reasoning_gym:chain_sum,size=1,seed={},min_terms=2,max_terms=2,min_digits=1,max_digits=1"
+    said = refused("--tasks", few.format(0), "--held-out", "3000")  # a + b and a - b of ten digits
+    assert int(re.search(r"are (\d+) different questions", said)[1]) == 200
+    assert "every question is also held out" in refused("--tasks", few.format(0), "--held-out", "200")
 
 
 @pytest.mark.slow

@@ -52,8 +52,8 @@ With --tasks the prompts are reasoning-gym's questions, each with a newline behi
 held-out ones are of other seeds; sft learns their answers, and grpo's reward is the task's own score of what stands in the
 completion's last <answer>...</answer>, or of all of it where there is none (0 where the scorer fails on it).
 
-OUT/finetune/<hash>/ holds report.md, figure.png, metrics.jsonl, curves.npz and config.json; with grpo also held_out.jsonl,
-the most probable completion of every held-out prompt before and after, and its reward.""")
+OUT/finetune/<hash>/ holds report.md, figure.png, metrics.jsonl, curves.npz and config.json; with grpo also held_out.jsonl:
+of every held-out prompt the most probable completion and a drawn one, before and after, and their rewards.""")
 OF_GRPO = ("--group", "--new", "--temperature")
 
 

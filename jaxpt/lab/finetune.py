@@ -40,7 +40,7 @@ from jaxpt.types import bare_trajectory
 
 STAGE = "finetune"
 RATES = {True: 2e-4, False: 2e-5}  # of adapters; of everything, a tenth of it (models.lora.RATE_RATIO)
-SPLIT, ORDER, DRAW, START = range(4)  # what a run's key is folded with
+SPLIT, ORDER, DRAW, START, HELD = range(5)  # what a run's key is folded with
 DEEP = 8  # layers beyond which one is compiled and scanned
 
 
@@ -237,19 +237,19 @@ def _words(settings: Settings) -> list[str]:
 
 
 class Compiled(NamedTuple):
-    """update(frozen, state, batch), examine(frozen, trained, batch), sample and best(frozen, trained, prompts, n, keys)."""
+    """update(frozen, state, batch), examine(frozen, trained, batch), sample and probe(frozen, trained, prompts, n, keys)."""
 
     update: Callable
     examine: Callable
     sample: Callable
-    best: Callable
+    probe: Callable
 
 
 def _compute(job: Job, folder: Path, mark: str, on_progress: Callable) -> tuple[dict[tuple[str, int], list[store.Chunk]], Any]:
     """(the chunks of every stage, the parameters at the end)."""
     s, cfg = job.settings, job.cfg
     compiled = Compiled(jax.jit(partial(tuning.update, cfg), donate_argnums=1), *(
-        jax.jit(partial(f, cfg)) for f in (tuning.examine, tuning.sample, partial(tuning.sample, best=True))))
+        jax.jit(partial(f, cfg)) for f in (tuning.examine, tuning.sample, tuning.probe)))
     frozen, state = job.start
     before = _examined(job, compiled, folder, mark, "before", frozen, state["trained"], on_progress)
     bounds, owner = store.chunk_bounds(s.steps, s.every), store.owner(mark, s.seed)
@@ -335,9 +335,10 @@ def _examined(job: Job, compiled: Compiled, folder: Path, mark: str, stage: str,
         for start in range(0, len(job.held), size):
             texts = job.held[start : start + size]
             if job.settings.method == "grpo":
-                _, completions, rewards = _judged(job, compiled.best, frozen, trained, texts, 1, job.key)
+                key = jax.random.fold_in(jax.random.fold_in(job.key, HELD), start)
+                _, completions, rewards = _judged(job, compiled.probe, frozen, trained, texts, 2, key)
                 said += zip(completions, rewards, strict=True)
-                found = {"reward": (sum(rewards), len(rewards))}
+                found = {"greedy": (sum(rewards[::2]), len(texts)), "reward": (sum(rewards[1::2]), len(texts))}
             else:
                 found = compiled.examine(frozen, trained, _batch(job, texts))
             for name, pair in found.items():

@@ -19,7 +19,7 @@ SHOWN = {  # method -> metric -> what it is
         "loss": "objective",
         "accuracy": "share of pairs whose chosen response has the higher reward: of none, where policy and reference are one",
     },
-    "grpo": {"reward": "mean reward: of drawn completions in training, of the most probable one of held-out prompts"},
+    "grpo": {"reward": "mean reward of drawn completions", "greedy": "mean reward of the most probable completion"},
 }
 
 
@@ -34,11 +34,12 @@ def curves_of(chunks: Mapping[tuple[str, int], Sequence[Chunk]], seed: int, stag
 
 
 def answers(held: Sequence[Text], before: Chunk, after: Chunk) -> str:
-    """held_out.jsonl: each held-out prompt, and its completion and reward before and after."""
+    """held_out.jsonl: of each held-out prompt the most probable completion and a drawn one, before and after, and rewards."""
     lines = [{"line": text.line, "prompt": text.row["prompt"]} for text in held]
     for stage, chunk in (("before", before), ("after", after)):
-        for line, (said, reward) in zip(lines, json.loads(chunk.state[0]["data"].tobytes()), strict=True):
-            line[stage] = {"completion": said, "reward": reward}
+        said = iter(json.loads(chunk.state[0]["data"].tobytes()))
+        for line, *both in zip(lines, said, said, strict=True):
+            line[stage] = {how: {"completion": text, "reward": reward} for how, (text, reward) in zip(("greedy", "drawn"), both)}
     return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
 
 
@@ -59,9 +60,11 @@ def report(method: str, objective: str, record: Mapping[str, Any], curves: Mappi
            before: Mapping[str, float], after: Mapping[str, float], place: Path, seconds: float) -> str:
     rows = []
     for name, words in SHOWN[method].items():
-        curve = curves[f"finetune/{name}"][0]
-        tenth = max(1, curve.size // 10)
-        cells = [before.get(name), after.get(name), float(np.mean(curve[:tenth])), float(np.mean(curve[-tenth:]))]
+        cells = [before.get(name), after.get(name), None, None]
+        if f"finetune/{name}" in curves:
+            curve = curves[f"finetune/{name}"][0]
+            tenth = max(1, curve.size // 10)
+            cells[2:] = float(np.mean(curve[:tenth])), float(np.mean(curve[-tenth:]))
         rows.append([name, *(number(x) for x in cells), words])
     facts = {
         "model": str(place), "objective": objective, "rows": ", ".join(f"{k} {v}" for k, v in record["rows"].items()),

@@ -3,19 +3,21 @@
     reasoning_gym:NAME[,size=N][,seed=K][,PARAMETER=VALUE ...]
 
 size: questions to train on (500); seed: of the first of them (0); a parameter is one of the task's own, its value JSON or a
-word. Held-out questions are those of the seeds behind, and a question that is held out is not trained on.
+word. Held-out questions are those of the seeds behind, no two alike, and a question that is held out is not trained on.
 """
 
 import dataclasses
 import importlib.metadata
 import json
 import re
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from jaxpt.lab.errors import UserError, expected
 from jaxpt.lab.prompts import Verifier
 
 PREFIX, SIZE, HELD = "reasoning_gym:", 500, 64
+TRIES = 10  # questions drawn for each held-out one, which differ from each other
 TEMPLATE = "{prompt}\n"  # of a question, where no other is given
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
@@ -53,18 +55,25 @@ def tasks(spec: str, held_out: int | None) -> Tasks:
         if parameter not in known:
             raise UserError(f"--tasks {spec}: {name} has no parameter {parameter!r}: {expected(parameter, known)}")
 
-    def entries(first: int, count: int) -> tuple[Any, list[dict]]:
+    def drawn(first: int, count: int) -> Iterator[tuple[Any, dict]]:
+        """(the data set, one of its questions), each time."""
         try:
             dataset = create_dataset(name, seed=first, size=max(count, 1), **given)
-            return dataset, [dataset[i] for i in range(count)]
+            for i in range(count):
+                yield dataset, dataset[i]
         except Exception as error:  # whatever its checks raise
             words = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise UserError(f"--tasks {spec}: reasoning-gym refuses ({words})") from None
 
-    dataset, found = entries(seed, size)
-    _, apart = entries(seed + size, held_out)
-    questions = {entry["question"] for entry in apart}
-    everything = [entry for entry in found if entry["question"] not in questions] + apart
+    (dataset, *_), found = zip(*drawn(seed, size), strict=True)
+    apart: dict[str, dict] = {}  # question -> its entry
+    for _, entry in drawn(seed + size, TRIES * held_out):
+        apart.setdefault(entry["question"], entry)
+        if len(apart) == held_out:
+            break
+    if len(apart) < held_out:
+        raise UserError(f"--held-out {held_out}: among {TRIES * held_out} of {spec} are {len(apart)} different questions")
+    everything = [entry for entry in found if entry["question"] not in apart] + list(apart.values())
     rows = [{"prompt": entry["question"], "response": entry["answer"], "task": number}
             for number, entry in enumerate(everything)]
     train = len(rows) - len(apart)

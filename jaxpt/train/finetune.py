@@ -23,7 +23,7 @@ from jaxpt.objectives import ROWS, get
 from jaxpt.objectives.row import Row
 from jaxpt.ops.logprobs import token_stats
 from jaxpt.ops.masked import weighed
-from jaxpt.ops.sampling import greedy, sampler
+from jaxpt.ops.sampling import Chooser, sampler
 from jaxpt.rollout import complete
 from jaxpt.train.collect import episode_metrics
 from jaxpt.train.common import accumulate, check_positive, means, shares
@@ -97,11 +97,21 @@ def joined(cfg: FinetuneConfig, frozen: Params, trained: Params) -> Params:
     return trained if cfg.model.lora is None else {**frozen, **trained}
 
 
-def sample(
-    cfg: FinetuneConfig, frozen: Params, trained: Params, prompts: Array, n: Array, keys: Array, best: bool = False
+def sample(cfg: FinetuneConfig, frozen: Params, trained: Params, prompts: Array, n: Array, keys: Array) -> Trajectory:
+    """cfg.group drawn completions of each prompt. Shapes: rollout.complete."""
+    return _complete(cfg, frozen, trained, prompts, n, keys, sampler(cfg.temperature), cfg.group)
+
+
+def probe(cfg: FinetuneConfig, frozen: Params, trained: Params, prompts: Array, n: Array, keys: Array) -> Trajectory:
+    """The most probable completion of each prompt and a drawn one, in rows 2p and 2p + 1."""
+    drawn = sampler(cfg.temperature)
+    chooser = drawn._replace(noise=lambda keys, vocab: drawn.noise(keys, vocab) * (jnp.arange(keys.shape[0]) % 2)[:, None])
+    return _complete(cfg, frozen, trained, prompts, n, keys, chooser, 2)
+
+
+def _complete(
+    cfg: FinetuneConfig, frozen: Params, trained: Params, prompts: Array, n: Array, keys: Array, chooser: Chooser, group: int
 ) -> Trajectory:
-    """cfg.group drawn completions of each prompt, or with `best` the most probable one. Shapes: rollout.complete."""
-    chooser, group = (greedy, 1) if best else (sampler(cfg.temperature), cfg.group)
     model, params = unrolled(cfg.model, joined(cfg, frozen, trained))
     return complete(make_model(model), params, prompts, n, keys, chooser, new=cfg.new, ends=cfg.ends, group=group)
 
