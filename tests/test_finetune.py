@@ -17,7 +17,7 @@ import pytest
 from jaxpt.cli import main
 from jaxpt.lab import checkpoint, prompts, store, tokenizer
 from jaxpt.lab.errors import RunFailed, UserError
-from jaxpt.lab.finetune import Settings, run
+from jaxpt.lab.finetune import Settings, make_job, run
 from jaxpt.models import ModelConfig, make_model
 from jaxpt.models.tensors import tensors_of
 
@@ -110,6 +110,15 @@ def test_dpo_begins_at_log_2_and_prefers_what_was_chosen(place, tmp_path):
     assert found.after["loss"] < 0.6 and found.after["accuracy"] == 1.0
     assert found.curves["finetune/loss"][0, 0] == pytest.approx(np.log(2), abs=1e-6)
     assert found.model == tmp_path / "saved" and not (found.folder / "model").exists()
+
+
+def test_a_reference_in_the_host_s_memory_says_the_same(place, tmp_path):
+    full = dict(method="dpo", lora_rank=None, steps=3, batch=4, learning_rate=1e-3)
+    here, there = (run(settings(place, **full, offload=offload), out=tmp_path / str(offload)) for offload in (False, True))
+    assert (here.folder / "curves.npz").read_bytes() == (there.folder / "curves.npz").read_bytes()
+    frozen, state = make_job(settings(place, **full, offload=True), None).start
+    kinds = lambda tree: {x.sharding.memory_kind for x in jax.tree.leaves(tree)}  # noqa: E731
+    assert kinds(frozen) == {"pinned_host"} and "pinned_host" not in kinds(state)
 
 
 def test_grpo_raises_the_reward(place, sft, tmp_path):
@@ -260,6 +269,7 @@ def test_bad_files_folders_and_words(refused, place, tmp_path):
     assert "No such file" in refused("--data", tmp_path / "none.jsonl")
     assert "--template" in (said := refused("--template", tmp_path / "none.txt")) and "No such file" in said
     assert "{prompt} is expected in it" in refused("--template", empty)
+    assert "--offload: expected with --full" in refused("--offload") and "--offload" in refused("--offload", "--full")
     assert "did you mean grpo" in refused("--method", "grpp")
     assert "none that --method dpo can follow" in refused("--method", "dpo", "--objective", "grpo")
     assert "did you mean" in refused("--objective", "sff")

@@ -23,6 +23,7 @@ OPTIONS = {
     "--steps": Option(whole, 100, "updates (100)"),
     "--batch": Option(whole, 8, "rows of the file per update (8)"),
     "--micro": Option(whole, 0, "rows per share of a batch, whose gradients are summed: less memory (0: all at once)"),
+    "--offload": Option(None, False, "with --full: the reference lies in the host's memory, not the device's"),
     "--length": Option(whole, 256, "tokens of prompt and answer at most (256); answers are cut there"),
     "--group": Option(whole, 8, "grpo: completions of each prompt (8)"),
     "--new": Option(whole, 64, "grpo: tokens of a completion at most (64), part of --length"),

@@ -67,6 +67,7 @@ class Settings:
     held_out: int | None = None  # rows; None: a tenth, 64 at most
     every: int = 10  # steps between two saved states
     seed: int = 0
+    offload: bool = False
     skip_bad: bool = False
     bytes: bool = False
 
@@ -113,7 +114,8 @@ class Job(NamedTuple):
     def start(self):
         """(what never changes, the first state)."""
         params = stack_layers(self.read.params) if self.cfg.model.scan else self.read.params
-        return tuning.begin(self.cfg, jax.random.fold_in(self.key, START), params)
+        frozen, state = tuning.begin(self.cfg, jax.random.fold_in(self.key, START), params)
+        return (tuning.offloaded(frozen) if self.settings.offload else frozen), state
 
 
 class Result(NamedTuple):
@@ -174,6 +176,8 @@ def make_job(settings: Settings, verifier: Verifier | None) -> Job:
         )
     except ValueError as error:
         raise UserError(str(error)) from None
+    if settings.offload and (lora is not None or "ref_logp" not in cfg.row.needs):
+        raise UserError("--offload: expected with --full and an objective with a reference, which is what the host would keep")
     longest = max(len(text.prompt) + max(map(len, text.answers), default=0) for text in texts.kept)
     if verifier is not None:  # a bad one is found before anything is computed
         prompts.judge(verifier, _judge(settings), texts.kept[0], "")

@@ -192,9 +192,15 @@ def _loss(
     return value, metrics | {name: weighed(now[name], part["mask"]) for name in want[1:]}
 
 
+def offloaded(frozen: Params) -> Params:
+    """What never changes, with the reference in the host's memory: on the device it is only while it scores a batch."""
+    host = lambda x: jax.device_put(x, x.sharding.with_memory_kind("pinned_host"))  # noqa: E731
+    return frozen | {"reference": jax.tree.map(host, frozen["reference"])}
+
+
 def _reference(cfg: FinetuneConfig, frozen: Params) -> tuple[Model, Params]:
     if cfg.model.lora is None:
-        return make_model(cfg.model), frozen["reference"]
+        return make_model(cfg.model), jax.device_put(frozen["reference"], jax.memory.Space.Device)
     return make_model(replace(cfg.model, lora=None)), frozen["base"]
 
 
