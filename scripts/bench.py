@@ -2,7 +2,7 @@
 """Speeds of jaxpt, each beside what bounds it, on this machine.
 
 Command: .venv/bin/python scripts/bench.py [--rounds 5] [--json FILE]
-         .venv/bin/python scripts/bench.py --peers [--only grpo|decode|grpo-26k|...]
+         .venv/bin/python scripts/bench.py --peers [--only grpo|decode|sft|moe|smollm2|grpo-26k|...]
          .venv/bin/python scripts/bench.py objectives [--only trl|verl|openrlhf|skyrl|...]
          .venv/bin/python scripts/bench.py verify [--only jax|numpy|torch]
          .venv/bin/python scripts/bench.py laws [--only LAW]     scripts/bench.py scaling [--only jaxpt|SciPy|...]
@@ -68,19 +68,49 @@ def runner(program, steps):
     return (lambda: jax.block_until_ready(compiled(state))), seconds
 
 
-def updates(rounds):
-    """One update in a scan of 20 against one call per update; and the share of the matmul peak."""
+def matmul_peak(rounds):
+    """FLOPs per second of a product of 1024 x 1024 matrices."""
     import jax
     import jax.numpy as jnp
 
+    x = jnp.ones((1024, 1024))
+    product = jax.jit(lambda x: x @ x)
+    jax.block_until_ready(product(x))
+    return 2 * 1024**3 / median_times(lambda: jax.block_until_ready(product(x)), rounds=4 * rounds)[0]
+
+
+def pretrain(rounds):
+    """Updates of a decoder of 10M parameters on texts, 8 rows of 256 tokens: the share of the matmul peak."""
+    import jax
+    from bench_peers import jobs
+
+    sys.path.insert(0, os.path.dirname(jobs.__file__))  # a worker's files find each other by name
+    from bench_peers.with_jaxpt import model_config, sft
+
+    from jaxpt.train.rung import update_flops
+
+    job = jobs.JOBS["sft-10M"]
+    state, run = sft(job)
+    compiled = run.lower(state).compile()
+    state, _ = compiled(state)
+
+    def block():
+        nonlocal state
+        state, _ = jax.block_until_ready(compiled(state))
+
+    seconds, peak = median_times(block, rounds=rounds)[0] / job.block, matmul_peak(rounds)
+    cost = update_flops(model_config(job), job.prompts, job.prompt_len)
+    yield "pretrain 10M, GFLOP/s of products", cost / seconds / 1e9, "matmul peak", peak / 1e9
+
+
+def updates(rounds):
+    """One update in a scan of 20 against one call per update; and the share of the matmul peak."""
     from jaxpt.train.budget import update_flops
     from jaxpt.train.policy import make_policy, policy_flops
     from jaxpt.train.sft import make_sft
 
     policy, sft = settings()
-    x = jnp.ones((1024, 1024))
-    product = jax.jit(lambda x: x @ x)
-    peak = 2 * 1024**3 / median_times(lambda: jax.block_until_ready(product(x)), rounds=4 * rounds)[0]
+    peak = matmul_peak(rounds)
     cost = {"grpo": policy_flops(policy), "sft": update_flops(sft.model, sft.env.make().spec, sft.batch)}
     for name, program in (("grpo", make_policy(policy)), ("sft", make_sft(sft))):
         (scan, compile_seconds), (single, _) = runner(program, 20), runner(program, 1)
@@ -183,7 +213,7 @@ def start_up(rounds):
 
 
 def own_rows(args):
-    for part in (updates, rollouts, seeds, start_up):
+    for part in (updates, pretrain, rollouts, seeds, start_up):
         if args.only in (None, part.__name__):
             yield from part(args.rounds)
 
@@ -241,7 +271,7 @@ def main():
         help="losses beside the peers' torch functions; jaxpt verify; fits of every law; a fit beside other fitters",
     )
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="repeats of every measurement (5)")
-    parser.add_argument("--only", help="updates, rollouts, seeds or start_up; a framework; else how a job's name starts")
+    parser.add_argument("--only", help="updates, pretrain, rollouts, seeds or start_up; a framework; else how a job's name starts")
     parser.add_argument("--peers", action="store_true", help="the same jobs in TRL, Tunix and transformers instead")
     parser.add_argument("--json", help="also write the rows to this file")
     args = parser.parse_args()

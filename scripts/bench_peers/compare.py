@@ -15,10 +15,10 @@ ROOT = Path(__file__).resolve().parents[2]
 VENV = Path(os.environ.get("VENV", ROOT / ".venv"))
 PEERS = {
     "grpo": {"TRL": "with_trl.py", "Tunix": "with_tunix.py"}, "decode": {"HF generate": "with_hf.py"},
-    "moe": {"HF grouped_mm": "experts_hf.py"},
+    "moe": {"HF grouped_mm": "experts_hf.py"}, "sft": {"torch.compile": "with_torch.py"},
 }
 OURS = "jaxpt"
-OUR_SCRIPTS = {"grpo": "with_jaxpt.py", "decode": "with_jaxpt.py", "moe": "experts_jaxpt.py"}
+OUR_SCRIPTS = {"grpo": "with_jaxpt.py", "decode": "with_jaxpt.py", "moe": "experts_jaxpt.py", "sft": "with_jaxpt.py"}
 PACKAGES = ("torch", "transformers", "trl", "google-tunix", "jax")
 # What is alike is stated in jobs.Job; what remains unequal is printed with the results.
 UNEQUAL = (
@@ -29,6 +29,7 @@ UNEQUAL = (
     " ratio against the policy's own, detached (1 by construction)",
     "TRL and Tunix also reduce their own metrics; the entropy of every decision is computed by all three",
     "weights start from each library's own initialisation; Tunix repeats its sampling noise (no seed given)",
+    "updates on texts: torch.compile takes whole forward and backward passes, its AdamW is fused, clipping is not compiled",
     "TRL and HF generate run eagerly (PyTorch's default), with sdpa attention and a dynamic cache",
 )
 
@@ -127,7 +128,7 @@ def peer_rows(rounds: int, only: str | None = None):
     for name in jobs:
         job, everyone = JOBS[name], side_by_side(name, rounds)
         ours = everyone[OURS]
-        unit = {"grpo": "update", "moe": "value and gradients"}.get(job.kind) or f"{job.prompts} x {job.new_tokens} tokens"
+        unit = {"grpo": "update", "sft": "update", "moe": "value and gradients"}.get(job.kind) or f"{job.prompts} x {job.new_tokens} tokens"
         for peer, theirs in list(everyone.items())[1:]:
             yield f"{name}, {unit}, ms", 1e3 * ours["seconds"], f"{peer}, ms", 1e3 * theirs["seconds"]
         cpu = ", ".join(f"{who} {1e3 * x['cpu_seconds']:.1f}" for who, x in everyone.items())

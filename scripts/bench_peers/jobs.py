@@ -22,7 +22,7 @@ class Job:
     temperature 1. The reward is the share of a response's tokens in the lower half of the vocabulary.
     """
 
-    kind: str  # grpo or decode
+    kind: str  # grpo, decode or sft: AdamW on the next tokens of `prompts` rows of `prompt_len` random ones
     d_model: int
     n_layers: int
     n_heads: int
@@ -35,6 +35,7 @@ class Job:
     prompt_len: int = 16
     learning_rate: float = 1e-3
     kv_heads: int | None = None  # None: n_heads
+    dots: str = "float32"  # or bfloat16: inputs of products, torch's autocast
 
     @property
     def parameters(self) -> int:
@@ -62,6 +63,7 @@ class MoeJob:
 
 
 SMOLLM2 = (576, 30, 9, 1536, 49152)  # SmolLM2-135M's shape
+TEN = (320, 8, 5, 864, 512)  # 10M parameters
 SMALL, MIDDLE, LARGE = (32, 2, 2, 88, 32), (64, 2, 2, 176, 128), (128, 4, 4, 344, 128)
 JOBS = {
     "grpo-26k": Job("grpo", *SMALL, prompts=32, group=8, new_tokens=48, block=10),
@@ -70,6 +72,9 @@ JOBS = {
     "decode-1": Job("decode", *LARGE, prompts=1, group=1, new_tokens=112, block=8),
     "decode-16": Job("decode", *LARGE, prompts=16, group=1, new_tokens=112, block=4),
     "decode-128": Job("decode", *LARGE, prompts=128, group=1, new_tokens=112, block=2),
+    "sft-1M": Job("sft", *LARGE, prompts=16, group=1, new_tokens=0, block=10, prompt_len=128),
+    "sft-10M": Job("sft", *TEN, prompts=8, group=1, new_tokens=0, block=3, prompt_len=256),
+    "sft-10M-bf16": Job("sft", *TEN, prompts=8, group=1, new_tokens=0, block=3, prompt_len=256, dots="bfloat16"),
     "smollm2-1": Job("decode", *SMOLLM2, prompts=1, group=1, new_tokens=64, block=1, kv_heads=3),
     "smollm2-8": Job("decode", *SMOLLM2, prompts=8, group=1, new_tokens=64, block=1, kv_heads=3),
     "moe-8": MoeJob(experts=8, top_k=2, d_ff=256, shared=0),

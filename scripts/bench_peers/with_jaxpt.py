@@ -3,7 +3,7 @@
 Rows lie on one virtual device a core (shard_map): XLA runs the small operations of a decoding step on one thread.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import jax
@@ -15,10 +15,12 @@ from jaxpt.envs.protocol import DONE, POLICY, Environment, Outcome, Spec
 from jaxpt.models import ModelConfig, make_model
 from jaxpt.ops.sampling import row_keys, sampler
 from jaxpt.rollout import generate
-from jaxpt.train import parallel
+from jaxpt.train import finetune, parallel
 from jaxpt.train.common import EnvConfig, EvalConfig, draw_tasks
+from jaxpt.train.finetune import FinetuneConfig
 from jaxpt.train.optim import OptimConfig
 from jaxpt.train.policy import PolicyConfig, make_policy
+from jaxpt.types import bare_trajectory
 
 CORES = 2
 
@@ -101,15 +103,30 @@ def decode(job: Job) -> tuple:
     return (jax.random.key(1), params), jax.jit(run)
 
 
+def sft(job: Job) -> tuple:
+    """Updates of train.finetune, which `jaxpt run finetune --full` makes; a block is one compiled call."""
+    cfg = FinetuneConfig(model=replace(model_config(job), dots=job.dots), optim=OptimConfig(learning_rate=job.learning_rate))
+    params = jax.jit(make_model(cfg.model).init)(jax.random.key(0))
+    _, state = finetune.begin(cfg, jax.random.key(1), params)
+    tokens = jax.random.randint(jax.random.key(2), (job.prompts, job.prompt_len), 0, job.vocab)
+    texts = bare_trajectory(tokens, jnp.arange(job.prompt_len)[None] > jnp.zeros((job.prompts, 1)))
+
+    def run(state):
+        return jax.lax.scan(lambda s, _: (finetune.update(cfg, {}, s, texts)[0], 0.0), state, None, length=job.block)
+
+    return jax.tree.map(jnp.copy, state), jax.jit(run, donate_argnums=0)
+
+
 def main():
-    jax.config.update("jax_num_cpu_devices", CORES)
     job = asked()
-    state, run = {"grpo": grpo, "decode": decode}[job.kind](job)
-    params = state["params"] if job.kind == "grpo" else state[1]
+    if job.kind != "sft":  # wide products have threads of their own
+        jax.config.update("jax_num_cpu_devices", CORES)
+    state, run = {"grpo": grpo, "decode": decode, "sft": sft}[job.kind](job)
+    params = {"grpo": lambda: state["params"], "decode": lambda: state[1], "sft": lambda: state["trained"]}[job.kind]()
     count = sum(x.size for x in jax.tree.leaves(params))
     rewards = jnp.zeros(1)
     # A scan of `block` updates is one turn; batches are decoded one by one.
-    paces = {"block": 1, "warm": 1} if job.kind == "grpo" else {"block": job.block}
+    paces = {"block": job.block} if job.kind == "decode" else {"block": 1, "warm": 1}
     for _ in turns(parameters=count, settle=lambda: float(rewards[-1]), **paces):
         state, rewards = run(state)
 
