@@ -4,7 +4,8 @@ A small decoder learns from demonstrations to compose maps (environment Chain), 
 time. Direct answers ask for a computation as deep as the chain is long. Arms: one layer; four; one layer gone through
 four times with the same weights (equal parameters with the first, equal products with the second); and one layer with a
 feed-forward part four times as wide, which has more parameters than the looped one but no depth. One layer and four also
-learn to think aloud. Every arm has a learning rate of its own.
+learn to think aloud. Every arm has a learning rate of its own. One layer learns to answer at once a second time, from other
+demonstrations: what two runs differ by where neither has more depth.
 
 Source: Dehghani et al. 2018 (arXiv 1807.03819) for loops; Merrill et al. 2024 (arXiv 2404.08819) and Li et al. 2024 (arXiv
 2402.12875) for what depth and chains of thought can express.
@@ -37,16 +38,16 @@ ARMS = tuple(f"{shape}_{style}" for style, shapes in STYLES.items() for shape in
 class Config:
     p: int = 5  # modulus of the affine maps
     generators: int = 4
-    level: int = 4  # longest chain of maps
+    level: int = 3  # longest chain of maps
     d_model: int = 32
     updates: int = 600
     batch: int = 64
-    one_direct_rate: float = 4e-3  # the six rates are tuned by SWEEP on seeds that no claim uses
-    four_direct_rate: float = 4e-3
-    loop_direct_rate: float = 4e-3
-    wide_direct_rate: float = 4e-3
-    one_think_rate: float = 4e-3
-    four_think_rate: float = 4e-3
+    one_direct_rate: float = 2e-3  # the six rates are tuned by SWEEP on seeds that no claim uses
+    four_direct_rate: float = 5e-4
+    loop_direct_rate: float = 2e-3
+    wide_direct_rate: float = 2e-3
+    one_think_rate: float = 2e-3
+    four_think_rate: float = 2e-3
     every: int = 100  # updates between two evaluations
     eval_tasks: int = 256
 
@@ -79,7 +80,8 @@ def stages(cfg: Config, inputs) -> list[Stage]:
         hyper = {"learning_rate": getattr(cfg, f"{name}_{style}_rate")}
         return Stage(f"{name}_{style}", make_sft, program, cfg.updates, stream=style, hyper=hyper, chunk=EVERY)
 
-    return [arm(name, style) for style, shapes in STYLES.items() for name in shapes]
+    again = replace(arm("one", "direct"), name="again_direct", stream="again")
+    return [*(arm(name, style) for style, shapes in STYLES.items() for name in shapes), again]
 
 
 def success(curves, arm, style="direct"):
@@ -95,25 +97,26 @@ CLAIMS = (
         name="loops_beat_one_pass",
         statement="One layer gone through four times answers at once more often right than one pass, at equal parameters.",
         estimand=more("loop", "one"), margin=0.05,
-        control_name="one pass, in the place of the loop, against the loop", control=more("one", "loop"),
+        control_name="one pass, learnt from other demonstrations, in the place of the loop", control=more("again", "one"),
     ),
     Claim(
         name="loops_beat_width",
         statement="It also beats one pass through a layer with a feed-forward part four times as wide.",
         estimand=more("loop", "wide"), margin=0.03,
-        control_name="the reverse", control=more("wide", "loop"),
+        control_name="one pass in the place of the loop", control=more("one", "wide"),
     ),
     Claim(
         name="own_weights_beat_loops",
         statement="Four layers with weights of their own beat one layer gone through four times.",
         estimand=more("four", "loop"), margin=0.03,
-        control_name="the reverse", control=more("loop", "four"),
+        control_name="the wide layer in the place of the four", control=more("wide", "loop"),
     ),
     Claim(
         name="thinking_makes_depth_needless",
         statement="What four layers are worth over one is less when the demonstrations think aloud.",
         estimand=lambda curves: more("four", "one")(curves) - more("four", "one", "think")(curves), margin=0.05,
-        control_name="the reverse", control=lambda curves: more("four", "one", "think")(curves) - more("four", "one")(curves),
+        control_name="one layer's second run in the place of the four that answer at once",
+        control=lambda curves: more("again", "one")(curves) - more("four", "one", "think")(curves),
     ),
 )
 
@@ -126,8 +129,13 @@ PANELS = tuple(
     for style, shapes in STYLES.items()
 )
 
-RATES = (4e-3, 8e-3, 1.6e-2)
-SWEEP = ({f"{arm}_rate": (RATES, f"{arm}/greedy_gold") for arm in ARMS},)
+RATES = {"direct": (1e-3, 2e-3, 4e-3), "think": (1e-3, 2e-3, 4e-3, 8e-3)}
+LOWER = {"four_direct": (2.5e-4, 5e-4)}
+SCORE = {"direct": "greedy_gold", "think": "sampled_gold"}  # greedy, four layers that think aloud are always right
+SWEEP = ({
+    f"{shape}_{style}_rate": (LOWER.get(f"{shape}_{style}", ()) + RATES[style], f"{shape}_{style}/{SCORE[style]}")
+    for style, shapes in STYLES.items() for shape in shapes
+},)
 
 
 def sections(cfg: Config, curves) -> str:
