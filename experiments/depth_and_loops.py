@@ -13,7 +13,7 @@ Command: jaxpt run depth_and_loops
 Expected (seeds 0 to 7): gone through four times, one layer is right in 0.922 of answers at once, in one pass in 0.722, with a
 wide feed-forward part in 0.776: loops beat one pass by 0.201 and width by 0.146. Four layers are at 0.957; whether they beat
 loops by 0.03 is underpowered (0.034, 95% -0.002 to 0.070). Thinking aloud, one layer is at 0.945 and four at 0.995, so what
-three more layers are worth falls by 0.186, from 0.234 to 0.049. All controls are refuted but that of the first claim: a second
+three more layers are worth falls by 0.186, from 0.235 to 0.049. All controls are refuted but that of the first claim: a second
 run of one layer differs from the first by 0.002 in the mean, but by too much from seed to seed (underpowered). Rates 2e-3, of
 four layers that answer at once 5e-4.
 Minutes: 18 on two cores that others used too (8 CPU-minutes, 8 seeds); --tier smoke about 1.
