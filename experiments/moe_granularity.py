@@ -3,8 +3,8 @@
 Small decoders learn text of four domains (data.domains), all with the same active parameters and products but for the
 router's: a dense layer; 8 experts, 2 for each token; the same experts cut into 4 (fine-grained), without and with one of a
 token's experts shared by all. Two twins frame them: the dense layer at equal products, and a dense layer with all the
-parameters of the experts, whose feed-forward part costs four times as much. The control takes learned choice away: experts of the same number
-and size are chosen by a hash of the token and its place, which nothing learns.
+parameters of the experts, whose feed-forward part costs four times as much. The control takes learned choice away: experts
+of the same number and size are chosen by a hash of the token and its place, which nothing learns.
 Mixtures have the auxiliary loss with weight 0.01; every arm, the control too, has a learning rate of its own.
 
 Source: Dai et al. 2024 (arXiv 2401.06066), sections 3 and 4.
