@@ -216,7 +216,8 @@ CLAIMS = (
 NAMES = {"all weights": "full", "all matrices": "all", "attention": "attention", "feed-forward": "mlp", "all matrices, rank 1": "one"}
 PANELS = tuple(
     Panel(
-        f"Excess of the batch: {label}", {f"{rate:g}": f"{arm}_{i}/excess" for i, rate in enumerate(GRID)}, "nats per token", "update"
+        f"Excess of the batch: {label}", {f"{rate:g}": f"{arm}_{i}/excess" for i, rate in enumerate(GRID)}, "nats per token",
+        "update",
     )
     for label, arm in NAMES.items()
 )

@@ -10,10 +10,10 @@ Mixtures have the auxiliary loss with weight 0.01; every arm, the control too, h
 Source: Dai et al. 2024 (arXiv 2401.06066), sections 3 and 4.
 Command: jaxpt run moe_granularity
 Expected (seeds 0 to 11): all controls are refuted. Eight experts end at an excess of 0.203 nats, the dense layer of equal
-products at 0.256: experts are worth 0.053. All else is underpowered, at differences under a hundredth: a dense layer with all
-the parameters ends at 0.197, cut experts at 0.209, with one of them shared at 0.215. What finer experts gain is at most 0.015
-(95% -0.027 to 0.015). Experts that a hash chooses end at 0.326, above the dense layer. Rates 8e-3, of the uncut experts 4e-3, of
-the dense layer with all parameters 2e-3.
+products at 0.256: experts are worth 0.053. All else is underpowered, at differences under a hundredth: a dense layer with
+all the parameters ends at 0.197, cut experts at 0.209, with one of them shared at 0.215. What finer experts gain is at most
+0.015 (95% -0.027 to 0.015). Experts that a hash chooses end at 0.326, above the dense layer. Rates 8e-3, of the uncut
+experts 4e-3, of the dense layer with all parameters 2e-3.
 Minutes: 19 on two cores that others used too (5 CPU-minutes, 12 seeds); --tier smoke under 1 with a warm compilation cache.
 """
 
