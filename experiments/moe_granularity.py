@@ -111,7 +111,7 @@ CLAIMS = (
     ),
     Claim(
         name="dense_with_all_parameters_beats_experts",
-        statement="A dense layer with as many parameters, and four times the products, ends lower still.",
+        statement="A dense layer with as many parameters, whose feed-forward part costs four times as much, ends lower still.",
         estimand=less("wide", "m1"), margin=0.01,
         control_name="the dense layer of equal products in its place", control=less("dense", "m1"),
     ),
