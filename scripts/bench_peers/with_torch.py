@@ -21,7 +21,7 @@ def main():
         return torch.nn.functional.cross_entropy(logits[:, :-1].float().flatten(0, 1), tokens[:, 1:].flatten())
 
     loss = torch.zeros(())
-    for _ in turns(job.block, model.num_parameters(), lambda: float(loss) * 0):
+    for _ in turns(job.block, model.num_parameters(), lambda: float(loss.detach()) * 0):
         optim.zero_grad(set_to_none=True)
         loss = loss_of(tokens)
         loss.backward()
