@@ -33,7 +33,8 @@ RESAMPLES = 10_000
 
 
 def words(args: argparse.Namespace, seed: int) -> list[str]:
-    """The command of a seed, behind `jaxpt`. The rate was chosen on --seed 100 and questions from seed 10000 on."""
+    """The command of a seed, behind `jaxpt`. The rate was chosen on --seed 100 and questions from seed 10000 on, where 1e-3
+    taught " 18" for 8 (a part of whose score is given) and lowered greedy success in 16 updates."""
     settings = {
         "checkpoint": args.folder, "tasks": TASKS, "template": os.path.relpath(Path(__file__).with_name("chain_sum.txt")),
         "method": "grpo", "objective": "grpo_no_kl", "learning-rate": 5e-4, "steps": args.steps, "batch": 8, "group": 8,
