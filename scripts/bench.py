@@ -272,7 +272,7 @@ def main():
     )
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="repeats of every measurement (5)")
     parser.add_argument("--only", help="updates, pretrain, rollouts, seeds or start_up; a framework; else how a job's name starts")
-    parser.add_argument("--peers", action="store_true", help="the same jobs in TRL, Tunix and transformers instead")
+    parser.add_argument("--peers", action="store_true", help="the same jobs in TRL, Tunix, transformers and torch.compile instead")
     parser.add_argument("--json", help="also write the rows to this file")
     args = parser.parse_args()
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")

@@ -4,26 +4,27 @@
 Command: .venv/bin/python scripts/real_model.py FOLDER [--seeds 3] [--steps 30] [--questions 560] [--out runs] [--write README.md]
 FOLDER is what `jaxpt import smollm2 FOLDER` has made. Each seed is a `jaxpt run finetune` of its own, and goes on where it
 was killed. Success is a score of 1 on held-out questions, of which no two are alike and none was trained on: of the most
-probable completion and of one drawn at T = 1, before and after. Intervals are the central 95% of 10000 means over questions
-and seeds, both drawn with replacement. --write puts the table between its markers in FILE and the figure into docs/.
+probable completion and of one drawn at T = 1, before and after. One interval is the central 95% of 10000 means over questions
+and seeds, both drawn with replacement, which is too narrow where seeds are few; the other is Student's, over seeds alone.
+--write puts the table between its markers in FILE and the figure into docs/ beside it.
 """
 
 import argparse
 import json
 import os
-import resource
 import shlex
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 
 from jaxpt.lab import store
+from jaxpt.lab.errors import UserError
 from jaxpt.lab.experiment import Panel
 from jaxpt.lab.figure import figure
 from jaxpt.lab.markdown import table
+from jaxpt.lab.statistics import estimate
 
 BEGIN, END = "<!-- real model: made by scripts/real_model.py -->", "<!-- end of real model -->"
 FIGURE = Path("docs") / "smollm2_grpo.png"
@@ -43,15 +44,15 @@ def words(args: argparse.Namespace, seed: int) -> list[str]:
     return ["run", "finetune", *(word for name, value in settings.items() for word in (f"--{name}", str(value)))]
 
 
-def trained(args: argparse.Namespace, seed: int) -> tuple[Path, float]:
-    """(the run folder of a seed, the seconds that it took now)."""
-    began, command = time.perf_counter(), words(args, seed)
+def trained(args: argparse.Namespace, seed: int) -> Path:
+    """The run folder of a seed."""
+    command = words(args, seed)
     print(shlex.join(["jaxpt", *command]), file=sys.stderr, flush=True)
     done = subprocess.run([sys.executable, "-m", "jaxpt", *command, "--resume"], stdout=subprocess.PIPE, text=True)
     if done.returncode:
         raise SystemExit(done.returncode)
     (report,) = (line.removeprefix("report ") for line in done.stdout.splitlines() if line.startswith("report "))
-    return Path(report).parent, time.perf_counter() - began
+    return Path(report).parent
 
 
 def successes(folders: list[Path], stage: str, how: str) -> np.ndarray:
@@ -67,6 +68,11 @@ def interval(change: np.ndarray) -> tuple[float, float]:
     picked = lambda n: draw.multinomial(n, np.full(n, 1 / n), RESAMPLES) / n  # noqa: E731
     means = np.einsum("rs,sq,rq->r", picked(seeds), change, picked(questions))
     return tuple(np.quantile(means, (0.025, 0.975)))
+
+
+def seconds(folder: Path) -> float:
+    """What its chunks took, compiling included."""
+    return sum(json.loads(line)["seconds"] for line in (folder / "metrics.jsonl").read_text().splitlines())
 
 
 def picture(folders: list[Path], steps: int, success: dict[str, np.ndarray]) -> bytes:
@@ -89,23 +95,31 @@ def main():
     parser.add_argument("--out", default="runs")
     parser.add_argument("--write", type=Path)
     args = parser.parse_args()
+    if min(args.seeds, args.steps, args.questions) < 1:
+        parser.error("--seeds, --steps and --questions: at least 1 is expected")
     if args.write:
-        store.between(args.write, BEGIN, END)  # or all would be for nothing
-    folders, seconds = zip(*(trained(args, seed) for seed in range(args.seeds)), strict=True)
+        try:
+            store.between(args.write, BEGIN, END)  # or all would be for nothing
+        except UserError as error:
+            parser.error(str(error))
+    folders = [trained(args, seed) for seed in range(args.seeds)]
     rows, success = [], {}
     for label, how in HOW.items():
         before, after = (successes(folders, stage, how) for stage in ("before", "after"))
         success[how] = np.stack([before.mean(axis=1), after.mean(axis=1)], axis=1)
         low, high = interval(after * 1.0 - before)
+        seeds = success[how][:, 1] - success[how][:, 0]
+        _, least, most = estimate(seeds)
         rows.append([label, f"{before.mean():.3f}", f"{after.mean():.3f}", f"{after.mean() - before.mean():+.3f}",
-                     f"[{low:+.3f}, {high:+.3f}]", ", ".join(f"{x:+.3f}" for x in success[how][:, 1] - success[how][:, 0])])
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
-    versions = json.loads((folders[0] / "config.json").read_text())["versions"]
-    header = [f"success on {before.shape[1]} questions", "before", f"after {args.steps} updates", "change", "95% interval", "by seed"]
+                     f"[{low:+.3f}, {high:+.3f}]", f"[{least:+.3f}, {most:+.3f}]", ", ".join(f"{x:+.3f}" for x in seeds)])
+    record = json.loads((folders[0] / "config.json").read_text())
+    header = [f"success on {before.shape[1]} questions", "before", f"after {args.steps} updates", "change",
+              "95%, questions and seeds resampled", "95%, Student's t over seeds", "by seed"]
     text = "\n\n".join([
         table(header, rows), f"![reward and success]({FIGURE})",
-        f"`scripts/real_model.py`, seeds 0 to {args.seeds - 1}; {sum(seconds) / 60:.0f} minutes and at most {peak:.1f} GiB here; "
-        + ", ".join(f"{name} {version}" for name, version in versions.items()) + ".",
+        f"`scripts/real_model.py`, seeds 0 to {args.seeds - 1}, {record['rows']['training']} questions of training; "
+        f"{sum(map(seconds, folders)) / 60:.0f} minutes of wall time here; "
+        + ", ".join(f"{name} {version}" for name, version in record["versions"].items()) + ".",
     ])
     print(text)
     if args.write:

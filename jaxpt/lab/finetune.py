@@ -135,7 +135,8 @@ def run(settings: Settings, verifier: Verifier | None = None, *, out: str | Path
     if save is not None and not resume:
         _free(Path(save).expanduser())
     job = make_job(settings, verifier)
-    same_run = {"settings": asdict(settings) | {"checkpoint": "", "data": "", "template": ""}, "contents": job.contents}
+    elsewhere = dict.fromkeys(("checkpoint", "data", "template", "offload"), "")  # where things lie changes no result
+    same_run = {"settings": asdict(settings) | elsewhere, "contents": job.contents}
     folder = Path(out) / STAGE / identity.digest(same_run)[:12]
     source = inspect.getsourcefile(inspect.unwrap(verifier)) if inspect.isfunction(verifier) else None
     must_agree = identity.must_agree(Path(source or jaxpt.__file__))
@@ -154,7 +155,9 @@ def run(settings: Settings, verifier: Verifier | None = None, *, out: str | Path
         examined = -(-len(job.held) // settings.batch)
         steps = {"before": examined, STAGE: settings.steps, "after": examined}
         on_progress({"kind": "plan", "folder": folder, "seeds": [settings.seed], "steps": steps, "workers": 1})
-        chunks, params = _compute(job, folder, identity.digest(same_run), on_progress)
+        start = [job.start]  # taken out by whoever trains: of what was read the device keeps only what is used
+        job = job._replace(read=job.read._replace(params={}))
+        chunks, params = _compute(job, start, folder, identity.digest(same_run), on_progress)
         place = folder / "model" if save is None else Path(save).expanduser()
         _save(job, place, params)
         record["runs"][-1] = entry | {"finished": True, "model": str(place)}
@@ -249,12 +252,13 @@ class Compiled(NamedTuple):
     probe: Callable
 
 
-def _compute(job: Job, folder: Path, mark: str, on_progress: Callable) -> tuple[dict[tuple[str, int], list[store.Chunk]], Any]:
+def _compute(job: Job, start: list, folder: Path, mark: str, on_progress: Callable
+             ) -> tuple[dict[tuple[str, int], list[store.Chunk]], Any]:
     """(the chunks of every stage, the parameters at the end)."""
     s, cfg = job.settings, job.cfg
     compiled = Compiled(jax.jit(partial(tuning.update, cfg), donate_argnums=1), *(
         jax.jit(partial(f, cfg)) for f in (tuning.examine, tuning.sample, tuning.probe)))
-    frozen, state = job.start
+    frozen, state = start.pop()
     before = _examined(job, compiled, folder, mark, "before", frozen, state["trained"], on_progress)
     bounds, owner = store.chunk_bounds(s.steps, s.every), store.owner(mark, s.seed)
     done, leaves = store.progress(folder, STAGE, s.seed, owner, bounds)
@@ -334,8 +338,10 @@ def _examined(job: Job, compiled: Compiled, folder: Path, mark: str, stage: str,
               on_progress: Callable) -> store.Chunk:
     """The held-out rows under `trained`, from the disk where they are there."""
     path, owner = store.chunk_path(folder, stage, job.settings.seed, 0), store.owner(mark, job.settings.seed)
+    told = {"kind": "progress", "seed": job.settings.seed, "stage": stage}
+    tell = lambda steps, metrics: on_progress(told | {"steps": steps, "metrics": metrics})  # noqa: E731
     if not path.exists():
-        began, size, said, sums = time.perf_counter(), job.settings.batch, [], {}
+        began, size, said, sums, means = time.perf_counter(), job.settings.batch, [], {}, {}
         for start in range(0, len(job.held), size):
             texts = job.held[start : start + size]
             if job.settings.method == "grpo":
@@ -348,11 +354,11 @@ def _examined(job: Job, compiled: Compiled, folder: Path, mark: str, stage: str,
             for name, pair in found.items():
                 sums[name] = sums.get(name, 0) + np.array(pair, np.float64)
             means = {name: total / max(weight, 1) for name, (total, weight) in sums.items()}
-            on_progress({"kind": "progress", "seed": job.settings.seed, "stage": stage, "steps": start // size + 1,
-                         "metrics": means})
-        metrics = {name: np.array([total / max(weight, 1)]) for name, (total, weight) in sums.items()}
+            tell(start // size + 1, means)
+        metrics = {name: np.array([x]) for name, x in means.items()}
         kept = to_leaves(np.frombuffer(json.dumps(said).encode(), np.uint8))
         store.save_chunk(path, store.Chunk(owner, 0, 1, time.perf_counter() - began, metrics, kept))
+    tell(-(-len(job.held) // job.settings.batch), {})
     return store.load_own(path, owner, (0, 1))
 
 

@@ -52,6 +52,8 @@ def picture(method: str, curves: Mapping[str, np.ndarray], stage: str, footer: s
         places = {"training": stage, "held out": "held_out"}
         measured = {label: at for label, at in places.items() if f"{at}/{name}" in curves}
         series, steps = ({label: f"{at}/{what}" for label, at in measured.items()} for what in (name, "step"))
+        if not measured:
+            continue
         panels.append(Panel(name, series, ylabel=words.partition(":")[0].partition(",")[0], x=steps))
     return figure(panels, curves, f"fine-tuning by {method}", footer)
 

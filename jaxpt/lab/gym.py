@@ -2,8 +2,8 @@
 
     reasoning_gym:NAME[,size=N][,seed=K][,PARAMETER=VALUE ...]
 
-size: questions to train on (500); seed: of the first of them (0); a parameter is one of the task's own, its value JSON or a
-word. Held-out questions are those of the seeds behind, no two alike, and a question that is held out is not trained on.
+size: questions drawn to train on (500), less those that are held out; seed: of the first of them (0); a parameter is one of
+the task's own, its value JSON or a word. Held-out questions are those of the seeds behind, no two alike, and a question that is held out is not trained on.
 """
 
 import dataclasses
@@ -41,8 +41,8 @@ def tasks(spec: str, held_out: int | None) -> Tasks:
     name, given = parsed(spec)
     size, seed = (_whole(spec, given.pop(key, default), key, least) for key, default, least in
                   (("size", SIZE, 1), ("seed", 0, 0)))
-    held_out = min(HELD, -(-size // 10)) if held_out is None else held_out
-    if held_out < 0:
+    apart_at_most = min(HELD, -(-size // 10)) if held_out is None else held_out
+    if apart_at_most < 0:
         raise UserError(f"--held-out {held_out}: expected at least 0")
     try:
         from reasoning_gym.factory import DATASETS, create_dataset
@@ -67,11 +67,11 @@ def tasks(spec: str, held_out: int | None) -> Tasks:
 
     (dataset, *_), found = zip(*drawn(seed, size), strict=True)
     apart: dict[str, dict] = {}  # question -> its entry
-    for _, entry in drawn(seed + size, TRIES * held_out):
+    for _, entry in drawn(seed + size, TRIES * apart_at_most):
         apart.setdefault(entry["question"], entry)
-        if len(apart) == held_out:
+        if len(apart) == apart_at_most:
             break
-    if len(apart) < held_out:
+    if held_out is not None and len(apart) < held_out:
         raise UserError(f"--held-out {held_out}: among {TRIES * held_out} of {spec} are {len(apart)} different questions")
     everything = [entry for entry in found if entry["question"] not in apart] + list(apart.values())
     rows = [{"prompt": entry["question"], "response": entry["answer"], "task": number}

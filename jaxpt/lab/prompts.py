@@ -53,7 +53,7 @@ def read_template(path: str | Path) -> str:
         raise UserError(f"--template {path}: expected a text in UTF-8") from None
     if PROMPT not in text:
         raise UserError(f"--template {path}: {PROMPT} is expected in it, where a row's prompt is to stand")
-    return text.removesuffix("\n")
+    return text.removesuffix("\n").removesuffix("\r")
 
 
 def of_lines(lines: Sequence[bytes], where: str, method: str, tokenizer: Tokenizer, length: int, room: int,

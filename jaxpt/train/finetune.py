@@ -159,7 +159,8 @@ def _prepared(cfg: FinetuneConfig, frozen: Params, trained: Params, batch: Any) 
         ready = row.prepare(batch, **hyper)
         parts = dict(batch)
         if "ref_logp" in row.needs:
-            parts |= {f"ref_{side}": score(*_reference(cfg, frozen), batch[side]) for side in ("chosen", "rejected")}
+            reference = _reference(cfg, frozen)
+            parts |= {f"ref_{side}": score(*reference, batch[side]) for side in ("chosen", "rejected")}
         return parts, ready["totals"], hyper
     given = {"ref_logp": score(*_reference(cfg, frozen), batch.tokens, batch.mask)} if "ref_logp" in row.needs else {}
     old_logp = batch.old_logp
