@@ -240,9 +240,6 @@ def _words(settings: Settings) -> list[str]:
     return words
 
 
-# --- computing
-
-
 class Compiled(NamedTuple):
     """update(frozen, state, batch), examine(frozen, trained, batch), sample and probe(frozen, trained, prompts, n, keys)."""
 
@@ -395,8 +392,7 @@ def _publish(job: Job, folder: Path, place: Path, record: dict, chunks: dict) ->
     image = picture(job.settings.method, curves, STAGE, f"{command}   {footer}")
     store.write(folder / "figure.png", lambda f: f.write(image))
     if job.settings.method == "grpo":
-        (first,), (last,) = (chunks[stage, job.settings.seed] for stage in ("before", "after"))
-        lines = answers(job.held, first, last)
+        lines = answers(job.held, *(chunks[stage, job.settings.seed][0] for stage in ("before", "after")))
         store.write(folder / "held_out.jsonl", lambda f: f.write(lines.encode()))
     store.write_json(folder / "config.json", record)
     text = report(job.settings.method, job.cfg.objective, record, curves, before, after, place, seconds)
