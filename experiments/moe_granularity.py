@@ -14,7 +14,7 @@ products at 0.256: experts are worth 0.053. All else is underpowered, at differe
 all the parameters ends at 0.197, cut experts at 0.209, with one of them shared at 0.215. What finer experts gain is at most
 0.015 (95% -0.027 to 0.015). Experts that a hash chooses end at 0.326, above the dense layer. Rates 8e-3, of the uncut
 experts 4e-3, of the dense layer with all parameters 2e-3.
-Minutes: 19 on two cores that others used too (5 CPU-minutes, 12 seeds); --tier smoke under 1 with a warm compilation cache.
+Minutes: 3 on two cores (5 CPU-minutes, 12 seeds); --tier smoke under 1 with a warm compilation cache.
 """
 
 import math
