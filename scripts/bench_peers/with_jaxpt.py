@@ -1,6 +1,7 @@
 """Worker: the job in jaxpt, through the functions that its experiments use; a block is one compiled call.
 
-Rows lie on one virtual device a core (shard_map): XLA runs the small operations of a decoding step on one thread.
+Rows lie on one virtual device a core (shard_map), because XLA runs the small operations of a decoding step on one thread; where
+the weights are larger than the cache, products are what takes the time, and have threads of their own.
 """
 
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from jaxpt.train.policy import PolicyConfig, make_policy
 from jaxpt.types import bare_trajectory
 
 CORES = 2
+CACHE = 32 * 2**20  # bytes that cores share
 
 
 class State(NamedTuple):
@@ -92,7 +94,8 @@ def decode(job: Job) -> tuple:
     def rewards(params, keys):
         return generate(model, params, env, draw_tasks(env, (1, 1), keys), keys, sampler(), job.group).reward
 
-    mesh, rows = parallel.make_mesh(min(CORES, job.prompts)), P(parallel.DATA)
+    spread = 4 * job.parameters < CACHE  # else every core would read all the weights
+    mesh, rows = parallel.make_mesh(min(CORES, job.prompts) if spread else 1), P(parallel.DATA)
     rewards = jax.shard_map(rewards, mesh=mesh, in_specs=(P(), rows), out_specs=rows, check_vma=False)
 
     def run(state):
