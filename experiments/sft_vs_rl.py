@@ -39,7 +39,7 @@ no answer is ever right. The start is near the floor under COUNT, so little can 
 (1e-3 for SFT, a start at 0.08; seeds 0 to 7) had RL 0.08 [0.00, 0.15] ahead of SFT.
     visual (seeds 0 to 7): in red more SFT reads 0.79 of the cards, the start 0.89: it forgets, supported. RL is right on 0.24 of
     red hands, SFT on 0.14: underpowered, at seeds 1000 supported (0.31, 0.14). Reckoning loses more than seeing: refuted.
-    retries (seeds 0 to 7): all refuted. Second attempts are never right, not even at T = 1: no demonstration has one.
+    retries (seeds 0 to 7): all refuted. Greedy second attempts are never right, drawn ones in 1 of 1000: no demonstration has one.
 Minutes: 9 on two busy cores (16 seeds), visual 5, retries 22 (very busy); --tier smoke a minute.
 """
 
