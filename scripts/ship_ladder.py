@@ -10,9 +10,8 @@ import argparse
 import json
 from pathlib import Path
 
-import numpy as np
-
 from jaxpt.experiments.scaling_ladder import as_csv
+from jaxpt.lab import store
 
 KEPT = ("config", "versions", "executor")
 
@@ -24,13 +23,11 @@ def main():
     record = json.loads((folder / "config.json").read_text())
     if record["experiment"] != "scaling_ladder" or not record["runs"][-1]["finished"]:
         raise SystemExit(f"{folder}: a finished run of scaling_ladder is expected")
-    with np.load(folder / "curves.npz") as file:
-        curves = dict(file)
     seeds = sorted({seed for entry in record["runs"] for seed in entry["seeds"]})
     made = {"command": f"jaxpt run scaling_ladder --seeds {len(seeds)}", "seeds": seeds}
     to = Path(__file__).parents[1] / "experiments" / "data"
     to.mkdir(exist_ok=True)
-    (to / "scaling_ladder.csv").write_text(as_csv(curves))
+    (to / "scaling_ladder.csv").write_text(as_csv(store.read_arrays(folder / "curves.npz")))
     (to / "scaling_ladder.json").write_text(json.dumps(made | {key: record[key] for key in KEPT}, indent=1) + "\n")
     print(to / "scaling_ladder.csv")
 

@@ -3,7 +3,8 @@
     reasoning_gym:NAME[,size=N][,seed=K][,PARAMETER=VALUE ...]
 
 size: questions drawn to train on (500), less those that are held out; seed: of the first of them (0); a parameter is one of
-the task's own, its value JSON or a word. Held-out questions are those of the seeds behind, no two alike, and a question that is held out is not trained on.
+the task's own, its value JSON or a word. Held-out questions are those of the seeds behind, no two alike, and a question that
+is held out is not trained on.
 """
 
 import dataclasses

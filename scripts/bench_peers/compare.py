@@ -128,7 +128,8 @@ def peer_rows(rounds: int, only: str | None = None):
     for name in jobs:
         job, everyone = JOBS[name], side_by_side(name, rounds)
         ours = everyone[OURS]
-        unit = {"grpo": "update", "sft": "update", "moe": "value and gradients"}.get(job.kind) or f"{job.prompts} x {job.new_tokens} tokens"
+        unit = "value and gradients" if job.kind == "moe" else "update" if job.kind != "decode" else (
+            f"{job.prompts} x {job.new_tokens} tokens")
         for peer, theirs in list(everyone.items())[1:]:
             yield f"{name}, {unit}, ms", 1e3 * ours["seconds"], f"{peer}, ms", 1e3 * theirs["seconds"]
         cpu = ", ".join(f"{who} {1e3 * x['cpu_seconds']:.1f}" for who, x in everyone.items())

@@ -125,8 +125,7 @@ def main():
     if job.kind != "sft":  # wide products have threads of their own
         jax.config.update("jax_num_cpu_devices", CORES)
     state, run = {"grpo": grpo, "decode": decode, "sft": sft}[job.kind](job)
-    params = {"grpo": lambda: state["params"], "decode": lambda: state[1], "sft": lambda: state["trained"]}[job.kind]()
-    count = sum(x.size for x in jax.tree.leaves(params))
+    count = sum(x.size for x in jax.tree.leaves(state[{"grpo": "params", "decode": 1, "sft": "trained"}[job.kind]]))
     rewards = jnp.zeros(1)
     # A scan of `block` updates is one turn; batches are decoded one by one.
     paces = {"block": job.block} if job.kind == "decode" else {"block": 1, "warm": 1}
