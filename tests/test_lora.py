@@ -9,7 +9,7 @@ import pytest
 
 from jaxpt.models import LoraConfig, ModelConfig, MoeConfig, make_model, stack_layers
 from jaxpt.models.lora import attach, init_lora, merge, merged, scale_of, unmerge
-from jaxpt.ops.dots import LowRank, dot, take
+from jaxpt.ops.dots import LowRank, Transposed, dot, take
 from jaxpt.train.optim import OptimConfig, make_optimizer
 
 BASE = ModelConfig(
@@ -44,6 +44,14 @@ def test_products_with_a_low_rank_matrix_are_those_with_the_merged_one():
 
     for a, b in jax.jit(run)(jax.random.key(0)):
         np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.parametrize("dots", ["float32", "bfloat16"])
+@pytest.mark.parametrize("spec", ["btd,df->btf", "nd,de->ne"])
+def test_products_with_a_transposed_matrix_are_those_with_the_matrix(spec, dots):
+    x = jax.random.normal(jax.random.key(0), (2, 3, 4)[-spec.index(",") :])
+    w = jax.random.normal(jax.random.key(1), (4, 5))
+    np.testing.assert_allclose(dot(spec, x, Transposed(w.T), dots), dot(spec, x, w, dots), atol=1e-5)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxpt.models import ModelConfig, make_model, stack_layers, unstack_layers
+from jaxpt.models import LoraConfig, ModelConfig, make_model, stack_layers, unstack_layers
+from jaxpt.ops import dots
 
 B, T, SIZE = 4, 12, 16
 BASE = ModelConfig(vocab=11, d_model=16, n_heads=4, n_kv_heads=2, qk_norm=True)
@@ -63,6 +64,17 @@ def test_extending_equals_forward(name, cfg, seed):
         hidden, kv = model.extend(params, tokens[rows, slots], kv, jnp.array(at, jnp.int32))
         np.testing.assert_allclose(hidden, expected[rows, slots], atol=1e-5)
         at = at + k
+
+
+@pytest.mark.parametrize("cfg", [
+    VARIANTS["default"], replace(BASE, lora=LoraConfig(rank=2)), pytest.param(RARE["latent"], marks=pytest.mark.slow)])
+def test_matrices_for_few_rows_are_the_same_ones(cfg, monkeypatch):
+    monkeypatch.setattr(dots, "LARGE", 1)
+    model, params = build(cfg)
+    few = model.for_few_rows(params)
+    assert few["layer_0"]["mlp"]["down"].w.shape == (cfg.d_model, cfg.ff) and few["embed"].shape == (cfg.vocab, cfg.d_model)
+    ours, theirs = (model.extend(p, draw_tokens(0), model.cache(B, SIZE), jnp.zeros(B, jnp.int32)) for p in (params, few))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), ours, theirs)
 
 
 def test_slots_beyond_the_length_are_never_read():

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from jaxpt import envs, rollout
 from jaxpt.envs.protocol import DONE, POLICY
 from jaxpt.models import ModelConfig, make_model
+from jaxpt.ops import dots
 from jaxpt.ops.logprobs import token_stats
 from jaxpt.ops.sampling import greedy, row_keys, sampler
 from jaxpt.train.common import draw_tasks
@@ -120,6 +121,18 @@ def test_looking_for_the_end_more_often_changes_nothing(monkeypatch):
     _, _, three = run(params, 4, jnp.arange(P))
     for name in ("tokens", "mask", "reward", "length", "turn"):
         np.testing.assert_array_equal(getattr(eight, name), getattr(three, name))
+
+
+def test_few_rows_against_transposed_matrices_draw_the_same(monkeypatch):
+    monkeypatch.setitem(rollout.generate.__globals__, "LONG", 1)
+    run, params, _ = RUNS["chain"]
+    _, _, plain = run(params, 6, jnp.arange(P))
+    monkeypatch.setattr(dots, "LARGE", 1)
+    run, _, _ = roll(ENVS["chain"], sampler(0.7))
+    assert "optimization_barrier" in str(jax.make_jaxpr(run)(params, 6, jnp.arange(P)))  # they are in use
+    _, _, transposed = run(params, 6, jnp.arange(P))
+    np.testing.assert_array_equal(plain.tokens, transposed.tokens)
+    np.testing.assert_allclose(plain.old_logp, transposed.old_logp, atol=1e-5)
 
 
 def test_greedy_follows_the_most_probable_tokens():

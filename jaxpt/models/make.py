@@ -7,11 +7,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpt.models.config import ModelConfig
-from jaxpt.models.lora import adapted_params, attached, merged
+from jaxpt.models.config import TARGETS, ModelConfig
+from jaxpt.models.lora import adapted_params, attached, is_low_rank, merged
 from jaxpt.models.mesh import ROWS, constrained, heads_axis, in_use
 from jaxpt.models.transformer import LayerCache, Transformer
 from jaxpt.ops.attention import cache_mask, causal_mask
+from jaxpt.ops.dots import transposed
 from jaxpt.types import Array, Key, Params
 
 Cache = tuple[LayerCache, ...]  # one (k, v) per layer gone through, rows first
@@ -44,6 +45,8 @@ class Model(NamedTuple):
     cache(batch, size) -> the empty cache for `size` tokens per row
     begin(key, params) -> params of this model from those that another stage ended with: adapters on them as a frozen
         base where this model has some and they do not; else as they are
+    for_few_rows(params) -> what `extend` may be given for them: adapters merged, and large matrices of layers transposed
+        (ops.dots.Transposed), a copy that pays where few rows are decoded for long
     """
 
     init: Callable[[Key], Params]
@@ -52,12 +55,13 @@ class Model(NamedTuple):
     extend: Callable[[Params, Array, Cache, Array], tuple[Array, Cache]]
     cache: Callable[[int, int], Cache]
     begin: Callable[[Key, Params], Params]
+    for_few_rows: Callable[[Params], Params]
 
 
 def make_model(cfg: ModelConfig) -> Model:
     net = Transformer(cfg)
     plain = Transformer(replace(cfg, scan=False))  # draws the parameters, so that both layouts start alike
-    weights = (lambda params: params) if cfg.lora is None else (lambda params: attached(cfg.lora, params))
+    weights = lambda params: attached(cfg.lora, params) if "lora" in params else params  # noqa: E731
 
     def init(key):
         one = jnp.zeros((1, 1), jnp.int32)
@@ -87,6 +91,11 @@ def make_model(cfg: ModelConfig) -> Model:
         W = merged(in_use(name, weights(params)[name]))
         return W.T if cfg.tied else W
 
+    def for_few_rows(params):
+        whole = jax.tree.map(merged, weights(params), is_leaf=is_low_rank)
+        inside = lambda path: path[-1].key in TARGETS["layers"]  # noqa: E731
+        return jax.tree_util.tree_map_with_path(lambda path, w: transposed(w) if inside(path) else w, whole)
+
     def extend(params, tokens, cache, length):
         positions = length[:, None] + jnp.arange(tokens.shape[1])[None]
         size = cache[0][0].shape[2]
@@ -102,7 +111,7 @@ def make_model(cfg: ModelConfig) -> Model:
             one = tuple(jnp.zeros((batch, 1, size, width)) for width in (cfg.latent, cfg.rope_dim))
         return (tuple(constrained(x, ROWS, heads_axis(x.shape[1])) for x in one),) * cfg.depth
 
-    return Model(init, forward, unembed, extend, cache, begin)
+    return Model(init, forward, unembed, extend, cache, begin, for_few_rows)
 
 
 def _told(cfg: ModelConfig, tokens: Array, positions: Array, counts: Array, routing: dict) -> tuple[dict, dict]:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jaxpt.types import Array
 
 DOTS = ("float32", "bfloat16")
+LARGE = 2**18  # numbers in a matrix that no core's cache holds
 
 
 class LowRank(NamedTuple):
@@ -27,15 +28,24 @@ class LowRank(NamedTuple):
     gain: Array | None = None  # [..., o], of each column; None: 1
 
 
-def dot(spec: str, a: Array, b: Array | LowRank, dots: str = "float32") -> Array:
+class Transposed(NamedTuple):
+    """The matrix w^T. `dot` multiplies w by the few rows' transpose: XLA's CPU library packs the second matrix of a product
+    anew at every call, which takes longer than the product itself where that one is large and the other has few rows."""
+
+    w: Array  # [o, i]
+
+
+def dot(spec: str, a: Array, b: Array | LowRank | Transposed, dots: str = "float32") -> Array:
     """einsum(spec, a, b) in float32, its inputs rounded to `dots`, in both backward products too.
 
     `spec` names every axis and each index stands in two of its three terms (or in all of them), so that a backward
     product is the same product with the terms exchanged. A LowRank b: its last two axes are the matrix's, and the
-    last one is the product's last.
+    last one is the product's last; a Transposed b is "io" of "...i,io->...o".
     """
     if isinstance(b, LowRank):
         return _low_rank_dot(spec, a, b, dots)
+    if isinstance(b, Transposed):
+        return _transposed_dot(spec, a, b.w, dots)
     return jnp.einsum(spec, a, b) if dots == "float32" else _rounded_dot(spec, a, b, dots)
 
 
@@ -46,6 +56,11 @@ def swiglu(
     are those of the two products."""
     gate, up = jnp.split(dot(inwards, x, gate_up, dots), 2, axis=-1)
     return dot(outwards, jax.nn.silu(gate) * up, down, dots)
+
+
+def transposed(matrix: Array) -> Array | Transposed:
+    """What stands for a matrix [i, o] that few rows are multiplied by, many times over; a small one, or a stack, stays."""
+    return Transposed(matrix.T) if matrix.ndim == 2 and matrix.size >= LARGE else matrix
 
 
 def take(table: Array | LowRank, index: Array) -> Array:
@@ -65,6 +80,13 @@ def _low_rank_dot(spec: str, x: Array, matrix: LowRank, dots: str) -> Array:
     if matrix.gain is None:
         return y
     return y * jnp.expand_dims(matrix.gain, [at for at, axis in enumerate(out) if axis not in stack + outer])
+
+
+def _transposed_dot(spec: str, x: Array, w: Array, dots: str) -> Array:
+    left, (inner, outer), out = re.split(",|->", spec)
+    rows = left.replace(inner, "")
+    y = dot(f"{outer}{inner},{inner}{rows}->{outer}{rows}", w, jnp.einsum(f"{left}->{inner}{rows}", x), dots)
+    return jnp.einsum(f"{outer}{rows}->{out}", jax.lax.optimization_barrier(y))  # or the terms would be exchanged again
 
 
 def _product(spec: str, a: Array, b: Array) -> Array:
