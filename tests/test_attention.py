@@ -126,6 +126,10 @@ def test_masks_equal_their_definition(seed):
         same = segments[b, t] == segments[b, s] >= 0
         assert causal_mask(T)[0, t, s] == plain
         assert both[b, t, s] == ((plain or ahead) and same)
+    branches, at = rng.integers(0, 3, size=(B, T)), np.sort(positions)
+    own = causal_mask(T, branches=jnp.array(branches), window=2, positions=jnp.array(at))
+    for b, t, s in np.ndindex(B, T, T):
+        assert own[b, t, s] == (s <= t and at[b, t] - at[b, s] < 2 and branches[b, s] in (0, branches[b, t]))
     slots = cache_mask(jnp.array(positions), S)
     np.testing.assert_array_equal(slots, np.arange(S) <= positions[..., None])
 

@@ -40,24 +40,35 @@ def test_shares_of_a_batch_add_up(drawn):
         np.testing.assert_allclose(a, b, atol=1e-4 * np.abs(a).max())
 
 
-def test_completions_are_scored_at_their_own_places(drawn):
-    """Beside the statistics of every place: the same at decisions, value and gradient, and 0 in front of and behind them."""
-    cfg, model = tuning.FinetuneConfig(model=CFG, method="grpo", objective="grpo", new=4, temperature=0.7), make_model(CFG)
-    n, length = np.array([1, 3, 7, 10, 5])[:, None], np.array([5, 4, 11, 12, 5])[:, None]  # the last one says nothing
-    tokens = jax.random.randint(jax.random.key(1), (5, 12), 0, 259)
-    mask = jnp.asarray((np.arange(12)[None] >= n) & (np.arange(12)[None] < length))
+@pytest.mark.parametrize("micro, each, window", [(0, 3, None), (0, 3, 4), (2, 1, None)])
+def test_completions_are_scored_at_their_own_places(drawn, micro, each, window):
+    """Two prompts, three completions each, beside the statistics of every place of plain rows: the same at decisions, value
+    and gradient, and 0 in front of and behind them."""
+    model = replace(CFG, window=window)
+    cfg = tuning.FinetuneConfig(model=model, method="grpo", objective="grpo", new=4, temperature=0.7, group=3, micro=micro)
+    assert tuning.together(cfg, 8) == each
+    n, length = np.repeat([3, 8], 3)[:, None], np.array([7, 6, 4, 12, 8, 11])[:, None]  # one of them says nothing
+    tokens = jax.random.randint(jax.random.key(1), (6, 12), 0, 259)
+    tokens = jnp.where(np.arange(12)[None] < n, tokens[np.repeat([0, 3], 3)], tokens)
+    here = jnp.asarray((np.arange(12)[None] >= n) & (np.arange(12)[None] < length))
 
-    def both(mask, params):
-        found = tuning._stats(cfg, model, params, ("logp", "entropy"), tokens, mask)
+    def both(first, params):
+        found = tuning._stats(cfg, make_model(model), params, ("logp", "entropy"), tokens, first)
         return sum(jnp.where(here, x, 0).sum() * rate for x, rate in zip(found.values(), (1.0, 0.3), strict=True)), found
 
-    here = mask
-    (_, ours), slope = jax.value_and_grad(partial(both, mask), has_aux=True)(drawn)
-    (_, whole), expected = jax.value_and_grad(partial(both, None), has_aux=True)(drawn)
+    run = lambda first: jax.jit(jax.value_and_grad(partial(both, first), has_aux=True))(drawn)  # noqa: E731
+    ((_, ours), slope), ((_, whole), expected) = run(jnp.asarray(n[:, 0])), run(None)
     for name, x in ours.items():
-        np.testing.assert_allclose(x[mask], whole[name][mask], atol=1e-5)
-    assert not ours["logp"][0, 5:].any() and not ours["logp"][2, :7].any() and (whole["logp"][0, 5:] < 0).all()
+        np.testing.assert_allclose(x[here], whole[name][here], atol=1e-5)
+    assert not ours["logp"][0, 7:].any() and not ours["logp"][3, :8].any() and (whole["logp"][0, 5:] < 0).all()
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), slope, expected)
+
+
+@pytest.mark.parametrize("width, new, group, micro, each", [
+    (512, 8, 8, 0, 8), (512, 8, 8, 4, 4), (512, 8, 6, 4, 2), (8, 512, 8, 0, 1), (512, 8, 1, 0, 1)])
+def test_completions_share_a_row_where_that_costs_less(width, new, group, micro, each):
+    cfg = tuning.FinetuneConfig(model=CFG, method="grpo", objective="grpo", new=new, group=group, micro=micro)
+    assert tuning.together(cfg, width) == each
 
 
 def test_a_scan_s_layers_are_apart_when_they_decode():
@@ -72,7 +83,7 @@ def test_a_scan_s_layers_are_apart_when_they_decode():
     ours, theirs = tuning.sample(two, frozen, b, prompts, n, keys), tuning.sample(one, apart[1], apart[0], prompts, n, keys)
     np.testing.assert_array_equal(ours.tokens, theirs.tokens)
     np.testing.assert_allclose(ours.old_logp, theirs.old_logp, atol=1e-5)
-    now = tuning._stats(two, make_model(two.model), tuning.joined(two, frozen, b), ("logp",), ours.tokens, ours.mask)["logp"]
+    now = tuning._stats(two, make_model(two.model), tuning.joined(two, frozen, b), ("logp",), ours.tokens, jnp.repeat(n, 8))["logp"]
     np.testing.assert_allclose(now[ours.mask], ours.old_logp[ours.mask], atol=1e-4)
 
 

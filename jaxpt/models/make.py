@@ -27,10 +27,10 @@ class Model(NamedTuple):
     init(key) -> params
         plain dicts: embed [V,D], layer_0, layer_1, ..., final_norm, and unembed [D,V] unless tied;
         with adapters: base (all of that), lora, alpha and rank
-    forward(params, tokens [B,T], *, positions=None, segments=None, prefix=None, routing=None, latent=None)
-        -> (hidden [B,T,D], aux)
+    forward(params, tokens [B,T], *, positions=None, segments=None, prefix=None, branches=None, routing=None,
+            latent=None) -> (hidden [B,T,D], aux)
         positions [B,T] int: of the rotary embedding; default the index in the row
-        segments [B,T], prefix [B] int: see ops.attention.causal_mask
+        segments [B,T], prefix [B], branches [B,T] int: see ops.attention.causal_mask
         routing: a dict that experts are told, see models.moe
         latent ([B,T,D], [B,T] bool): inputs that replace tokens' embeddings where True, for thoughts that are
         never put into words (Hao et al. 2024, arXiv:2412.06769)
@@ -74,11 +74,13 @@ def make_model(cfg: ModelConfig) -> Model:
             return params
         return adapted_params(cfg.lora, jax.random.fold_in(key, ADAPTER), params)
 
-    def forward(params, tokens, *, positions=None, segments=None, prefix=None, routing=None, latent=None):
+    def forward(params, tokens, *, positions=None, segments=None, prefix=None, branches=None, routing=None, latent=None):
         T = tokens.shape[1]
         if positions is None:
             positions = jnp.arange(T)[None]
-        mask = causal_mask(T, segments=segments, prefix=prefix, window=cfg.window)
+        mask = causal_mask(
+            T, segments=segments, prefix=prefix, branches=branches, window=cfg.window, positions=positions
+        )
         counts = jnp.ones(tokens.shape, bool) if segments is None else segments >= 0
         told, own = _told(cfg, tokens, positions, counts, routing or {})
         hidden, _, aux = net.apply(

@@ -30,23 +30,29 @@ def rope(x: Array, positions: Array, frequency: Array) -> Array:
 
 
 def causal_mask(
-    T: int, *, segments: Array | None = None, prefix: Array | None = None, window: int | None = None
+    T: int, *, segments: Array | None = None, prefix: Array | None = None, branches: Array | None = None,
+    window: int | None = None, positions: Array | None = None,
 ) -> Array:
     """[B,T,T] bool ([1,T,T] without arguments): True where the token at index t sees the one at s.
 
-    A token sees itself and what stands before it in the row, with `window` itself and at most window - 1 before it.
+    A token sees itself and what stands before it in the row, with `window` itself and at most window - 1 before it, as
+    `positions` [B,T] count (by default the indices).
     segments [B,T] int: it sees only its own segment; negative segments are padding, which sees
     nothing and is seen by nothing.
     prefix [B] int: the first prefix[b] tokens of the row also see each other forwards.
+    branches [B,T] int: it sees only branch 0, the trunk, and its own.
     """
     t, s = jnp.arange(T)[None, :, None], jnp.arange(T)[None, None, :]
     mask = s <= t
     if window is not None:
-        mask &= t - s < window
+        at = jnp.arange(T)[None] if positions is None else positions
+        mask &= at[:, :, None] - at[:, None, :] < window
     if prefix is not None:
         mask |= (t < prefix[:, None, None]) & (s < prefix[:, None, None])
     if segments is not None:
         mask &= (segments[:, :, None] == segments[:, None, :]) & (segments[:, :, None] >= 0)
+    if branches is not None:
+        mask &= (branches[:, None, :] == 0) | (branches[:, :, None] == branches[:, None, :])
     return mask
 
 

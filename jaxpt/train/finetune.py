@@ -8,9 +8,9 @@ What never changes (the base under adapters; a reference) stands apart from the 
 moment and no file is made of it. The reference is the model at the start: the base without its adapters, or a second tree.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ import numpy as np
 
 from jaxpt.envs.protocol import Spec
 from jaxpt.models import Model, ModelConfig, make_model, unrolled
+from jaxpt.models.counts import forward_flops
 from jaxpt.objectives import ROWS, get
 from jaxpt.objectives.row import Row
 from jaxpt.ops.logprobs import token_stats
@@ -148,7 +149,7 @@ def _prepared(cfg: FinetuneConfig, frozen: Params, trained: Params, batch: Any) 
     hyper = constants(row, spec)
 
     def score(model: Model, params: Params, *rows: Array) -> Array:
-        """Log-probabilities of (tokens) or of the decisions of (tokens, mask), as many rows at a time as an update holds."""
+        """Log-probabilities of (tokens) or of the decisions of (tokens, first), as many rows at a time as an update holds."""
         run = lambda rows: _stats(cfg, model, params, ("logp",), *rows)["logp"]  # noqa: E731
         if cfg.micro == 0:
             return run(rows)
@@ -162,12 +163,13 @@ def _prepared(cfg: FinetuneConfig, frozen: Params, trained: Params, batch: Any) 
             reference = _reference(cfg, frozen)
             parts |= {f"ref_{side}": score(*reference, batch[side]) for side in ("chosen", "rejected")}
         return parts, ready["totals"], hyper
-    given = {"ref_logp": score(*_reference(cfg, frozen), batch.tokens, batch.mask)} if "ref_logp" in row.needs else {}
+    rows = {"tokens": batch.tokens} | ({} if cfg.method == "sft" else {"first": jnp.argmax(batch.mask, axis=1)})
+    given = {"ref_logp": score(*_reference(cfg, frozen), *rows.values())} if "ref_logp" in row.needs else {}
     old_logp = batch.old_logp
     if "sampler_logp" in row.needs:  # the policy as it is trained, beside the one that has drawn
-        old_logp = score(make_model(cfg.model), joined(cfg, frozen, trained), batch.tokens, batch.mask)
+        old_logp = score(make_model(cfg.model), joined(cfg, frozen, trained), *rows.values())
     ready = row.prepare(batch._replace(old_logp=old_logp), sampler_logp=batch.old_logp, **given, **hyper)
-    parts = {"tokens": batch.tokens, "old_logp": old_logp, "sampler_logp": batch.old_logp, **given}
+    parts = {**rows, "old_logp": old_logp, "sampler_logp": batch.old_logp, **given}
     parts |= {name: ready[name] for name in ("mask", "advantages", "prompt_tokens")}
     return parts, ready["totals"], hyper
 
@@ -185,7 +187,7 @@ def _loss(
             ref_chosen_logp=part.get("ref_chosen"), ref_rejected_logp=part.get("ref_rejected"), **hyper,
         )
     want = ("logp", "entropy") if cfg.method == "grpo" else ("logp",)
-    now = _stats(cfg, model, params, want, part["tokens"], part["mask"] if cfg.method == "grpo" else None)
+    now = _stats(cfg, model, params, want, part["tokens"], part.get("first"))
     value, metrics = row.loss(
         now["logp"], part["old_logp"], part["advantages"], part["mask"], totals=totals, ref_logp=part.get("ref_logp"),
         entropy=now.get("entropy"), sampler_logp=part["sampler_logp"], prompt_tokens=part["prompt_tokens"], **hyper,
@@ -206,23 +208,54 @@ def _reference(cfg: FinetuneConfig, frozen: Params) -> tuple[Model, Params]:
 
 
 def _stats(
-    cfg: FinetuneConfig, model: Model, params: Params, want: tuple[str, ...], tokens: Array, mask: Array | None = None
+    cfg: FinetuneConfig, model: Model, params: Params, want: tuple[str, ...], tokens: Array, first: Array | None = None
 ) -> dict[str, Array]:
-    """ops.logprobs.token_stats [B,T]. With the mask of completions logits are made at their cfg.new places only, and what
-    stands elsewhere is 0: behind a long prompt and before a large vocabulary that spares most of the product."""
-    hidden, _ = model.forward(params, tokens)
-    stats = partial(
-        token_stats, W=model.unembed(params), want=want, temperature=cfg.temperature, chunk=max(1, LOGITS // cfg.model.vocab)
+    """ops.logprobs.token_stats [B,T] of every token or, with `first` [B], of completions that begin there."""
+    if first is not None:
+        return _completion_stats(cfg, model, params, want, tokens, first)
+    return _of_hidden(cfg, model, params, want, model.forward(params, tokens)[0], tokens)
+
+
+def _of_hidden(
+    cfg: FinetuneConfig, model: Model, params: Params, want: tuple[str, ...], hidden: Array, tokens: Array
+) -> dict[str, Array]:
+    chunk = max(1, LOGITS // cfg.model.vocab)
+    return token_stats(hidden, model.unembed(params), tokens, want=want, temperature=cfg.temperature, chunk=chunk)
+
+
+def _completion_stats(
+    cfg: FinetuneConfig, model: Model, params: Params, want: tuple[str, ...], tokens: Array, first: Array
+) -> dict[str, Array]:
+    """Of the cfg.new tokens from first [B] on; 0 elsewhere. A group's rows are neighbours and begin alike.
+
+    Its completions stand side by side behind the prompt, which is gone through once (Liu et al. 2025, Prefix Grouper,
+    arXiv:2506.05433), and logits are made at their places only.
+    """
+    (B, T), new = tokens.shape, cfg.new
+    width, each = T - new, together(cfg, T - new)
+    said = jnp.take_along_axis(tokens, first[:, None] + jnp.arange(new)[None], axis=1)
+    n, place = first[::each, None], jnp.arange(width)[None]
+    rows = lambda trunk, branches: jnp.concatenate([  # noqa: E731
+        jnp.broadcast_to(trunk, (len(n), width)), jnp.broadcast_to(branches, (len(n), each * new))], axis=1)
+    hidden, _ = model.forward(
+        params, rows(tokens[::each, :width], said.reshape(len(n), each * new)),
+        positions=rows(place, n + jnp.arange(each * new)[None] % new), segments=rows(jnp.where(place < n, 0, -1), 0),
+        branches=rows(0, 1 + jnp.arange(each * new)[None] // new),
     )
-    if mask is None:
-        return stats(hidden, tokens=tokens)
-    first = jnp.argmax(mask, axis=1)[:, None]
-    here = jnp.clip(first - 1 + jnp.arange(cfg.new + 1)[None], 0, tokens.shape[1] - 1)  # what decides, and what is decided
-    found = stats(jnp.take_along_axis(hidden, here[..., None], axis=1), tokens=jnp.take_along_axis(tokens, here, axis=1))
-    place = jnp.arange(tokens.shape[1])[None] - first + 1
-    inside = (place > 0) & (place <= cfg.new)
-    spread = lambda x: jnp.where(inside, jnp.take_along_axis(x, jnp.clip(place, 0, cfg.new), axis=1), 0.0)  # noqa: E731
-    return {name: spread(x) for name, x in found.items()}
+    last = jnp.take_along_axis(hidden, jnp.maximum(n - 1, 0)[..., None], axis=1)
+    deciding = jnp.concatenate([jnp.repeat(last, each, axis=0), hidden[:, width:].reshape(B, new, -1)], axis=1)
+    found = _of_hidden(cfg, model, params, want, deciding, jnp.pad(said, ((0, 0), (1, 0))))
+    at = jnp.arange(T)[None] - first[:, None] + 1
+    inside = (at > 0) & (at <= new)
+    return {name: jnp.where(inside, jnp.take_along_axis(x, jnp.clip(at, 0, new), axis=1), 0.0) for name, x in found.items()}
+
+
+def together(cfg: FinetuneConfig, width: int) -> int:
+    """How many completions share a row with their prompt of `width` tokens: of the numbers that divide a group and a share
+    of a batch, the one with the fewest products per completion. Long completions see too much that is masked."""
+    most = math.gcd(cfg.group, cfg.micro)
+    cost = lambda count: forward_flops(cfg.model, 1, width + count * cfg.new) / count  # noqa: E731
+    return min((count for count in range(1, most + 1) if most % count == 0), key=cost)
 
 
 # --- batches of token lists
