@@ -153,6 +153,21 @@ def test_grpo_raises_the_reward(place, sft, tmp_path):
     assert "| greedy |" in found.report.read_text()
 
 
+def test_held_out_rows_are_judged_in_looks_that_are_alike(place, tmp_path):
+    seen, plan = [], []
+
+    def verifier(prompt, completion, row):
+        seen.append((prompt, completion))
+        return len(seen) % 2
+
+    few = GRPO | {"batch": 2, "group": 2, "held_out": 3}
+    found = run(settings(place, **few, steps=1), verifier, out=tmp_path, on_progress=lambda told: plan.append(told.get("steps")))
+    assert plan[0] == {"before": 2, "finetune": 1, "after": 2} and len(seen) == 1 + 4 + 2 * 6
+    held = [json.loads(line) for line in (found.folder / "held_out.jsonl").read_text().splitlines()]
+    for stage, said in (("before", seen[1:7]), ("after", seen[-6:])):
+        assert [(row["prompt"], row[stage][how]["completion"]) for row in held for how in ("greedy", "drawn")] == said
+
+
 def test_prompts_stand_in_a_template(place, tmp_path):
     """A verifier has the row's own prompt; training is that on rows which have the template in them."""
     (tmp_path / "chat.txt").write_text("<u>{prompt}</u>\n<a>\n")

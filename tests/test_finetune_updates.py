@@ -46,7 +46,7 @@ def test_completions_are_scored_at_their_own_places(drawn, micro, each, window):
     and gradient, and 0 in front of and behind them."""
     model = replace(CFG, window=window)
     cfg = tuning.FinetuneConfig(model=model, method="grpo", objective="grpo", new=4, temperature=0.7, group=3, micro=micro)
-    assert tuning.together(cfg, 8) == each
+    assert tuning.completions_per_row(cfg, 8) == each
     n, length = np.repeat([3, 8], 3)[:, None], np.array([7, 6, 4, 12, 8, 11])[:, None]  # one of them says nothing
     tokens = jax.random.randint(jax.random.key(1), (6, 12), 0, 259)
     tokens = jnp.where(np.arange(12)[None] < n, tokens[np.repeat([0, 3], 3)], tokens)
@@ -68,7 +68,26 @@ def test_completions_are_scored_at_their_own_places(drawn, micro, each, window):
     (512, 8, 8, 0, 8), (512, 8, 8, 4, 4), (512, 8, 6, 4, 2), (8, 512, 8, 0, 1), (512, 8, 1, 0, 1)])
 def test_completions_share_a_row_where_that_costs_less(width, new, group, micro, each):
     cfg = tuning.FinetuneConfig(model=CFG, method="grpo", objective="grpo", new=new, group=group, micro=micro)
-    assert tuning.together(cfg, width) == each
+    assert tuning.completions_per_row(cfg, width) == each
+
+
+@pytest.mark.parametrize("group, micro", [(4, 4), (4, 5), (2, 8), (1, 2)])
+def test_shares_of_groups_add_up(drawn, group, micro):
+    """Of 12 rows or 3: whole groups, parts of them, and shares that rows of zeros fill."""
+    whole = tuning.FinetuneConfig(model=ADAPTED, method="grpo", objective="grpo", new=3, group=group)
+    frozen, state = tuning.begin(whole, jax.random.key(1), drawn)
+    state["trained"] = jax.tree.map(lambda x: x + 0.1, state["trained"])  # no longer the reference
+    prompts, n = jax.random.randint(jax.random.key(2), (3, 16), 4, 259), jnp.array([16, 9, 1])
+    keys = jax.random.split(jax.random.key(3), 3 * group)
+    batch = jax.jit(partial(tuning.sample, whole))(frozen, state["trained"], prompts, n, keys)
+    batch = batch._replace(reward=jnp.arange(3.0 * group) ** 2 % 5)
+    results = [jax.jit(partial(tuning.update, replace(whole, micro=size)))(frozen, state, batch) for size in (0, micro)]
+    (one, metrics), (two, shared) = results
+    for name in ("loss", "entropy", "kl", "grad_norm"):
+        assert metrics[name] == pytest.approx(float(shared[name]), rel=1e-4, abs=1e-6), name
+    assert metrics["grad_norm"] > 1e-3  # of a group of one too, by its KL
+    for a, b in zip(*(jax.tree.leaves(state["opt"][1].mu) for state in (one, two)), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4 * max(np.abs(a).max(), 1e-6))
 
 
 def test_a_scan_s_layers_are_apart_when_they_decode():

@@ -52,6 +52,8 @@ def test_products_with_a_transposed_matrix_are_those_with_the_matrix(spec, dots)
     x = jax.random.normal(jax.random.key(0), (2, 3, 4)[-spec.index(",") :])
     w = jax.random.normal(jax.random.key(1), (4, 5))
     np.testing.assert_allclose(dot(spec, x, Transposed(w.T), dots), dot(spec, x, w, dots), atol=1e-5)
+    many = jax.vmap(lambda w: dot(spec, x, Transposed(w), dots))(jnp.stack([w.T, 2 * w.T]))
+    np.testing.assert_allclose(many, jnp.stack([dot(spec, x, w, dots), dot(spec, x, 2 * w, dots)]), atol=1e-5)
 
 
 @pytest.fixture(scope="module")

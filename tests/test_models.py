@@ -67,12 +67,16 @@ def test_extending_equals_forward(name, cfg, seed):
 
 
 @pytest.mark.parametrize("cfg", [
-    VARIANTS["default"], replace(BASE, lora=LoraConfig(rank=2)), pytest.param(RARE["latent"], marks=pytest.mark.slow)])
+    VARIANTS["default"], replace(BASE, lora=LoraConfig(rank=2), dots="bfloat16"),
+    pytest.param(replace(BASE, lora=LoraConfig(rank=2, kind="dora", targets="all"), tied=False), marks=pytest.mark.slow),
+    pytest.param(RARE["latent"], marks=pytest.mark.slow)])
 def test_matrices_for_few_rows_are_the_same_ones(cfg, monkeypatch):
     monkeypatch.setattr(dots, "LARGE", 1)
     model, params = build(cfg)
     few = model.for_few_rows(params)
-    assert few["layer_0"]["mlp"]["down"].w.shape == (cfg.d_model, cfg.ff) and few["embed"].shape == (cfg.vocab, cfg.d_model)
+    down = few["layer_0"]["mlp"]["down"]
+    assert (down if cfg.lora is None else down.w).w.shape == (cfg.d_model, cfg.ff)
+    assert cfg.latent is None or few["layer_0"]["attn"]["widen"].shape[0] == cfg.latent
     ours, theirs = (model.extend(p, draw_tokens(0), model.cache(B, SIZE), jnp.zeros(B, jnp.int32)) for p in (params, few))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), ours, theirs)
 
@@ -129,6 +133,22 @@ def test_packed_rows_equal_separate_rows(seed):
     second, _ = model.forward(params, jnp.roll(tokens, -cut, axis=1))
     np.testing.assert_allclose(packed[:, :cut], first[:, :cut], atol=1e-5)
     np.testing.assert_allclose(packed[:, cut:-1], second[:, : T - 1 - cut], atol=1e-5)
+
+
+@pytest.mark.parametrize("name, cfg", EVERY, ids=[*VARIANTS, *RARE])
+def test_branches_equal_rows_of_their_own(name, cfg):
+    """A trunk of 4 in room for 6, and two branches of 3 behind it, in one row."""
+    model, params = build(cfg)
+    tokens, trunk, each = draw_tokens(0), np.arange(6), np.arange(3)
+    at = lambda left, *right: jnp.asarray(np.concatenate([left, *right])[None])  # noqa: E731
+    hidden, _ = model.forward(
+        params, tokens, positions=at(trunk, 4 + each, 4 + each), segments=at(np.where(trunk < 4, 0, -1), 0 * each, 0 * each),
+        branches=at(0 * trunk, 0 * each + 1, 0 * each + 2),
+    )
+    for branch in (slice(6, 9), slice(9, 12)):
+        alone, _ = model.forward(params, jnp.concatenate([tokens[:, :4], tokens[:, branch]], axis=1))
+        np.testing.assert_allclose(hidden[:, :4], alone[:, :4], atol=1e-5)
+        np.testing.assert_allclose(hidden[:, branch], alone[:, 4:], atol=1e-5)
 
 
 @given(seeds)

@@ -125,6 +125,7 @@ def test_looking_for_the_end_more_often_changes_nothing(monkeypatch):
 
 def test_few_rows_against_transposed_matrices_draw_the_same(monkeypatch):
     monkeypatch.setitem(rollout.generate.__globals__, "LONG", 1)
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
     run, params, _ = RUNS["chain"]
     _, _, plain = run(params, 6, jnp.arange(P))
     monkeypatch.setattr(dots, "LARGE", 1)

@@ -74,7 +74,6 @@ class Settings:
             raise ValueError(f"--new {self.new}: expected less than --length {self.length}, which prompts share")
 
 
-
 class Job(NamedTuple):
     """A run before it touches the disk."""
 

@@ -122,9 +122,11 @@ def looks(job: Job) -> int:
 
 
 def _at_once(job: Job) -> int:
-    """Held-out rows of a look: with grpo as many, two completions each, as have the completions of an update."""
-    size = job.settings.batch if job.settings.method != "grpo" else job.settings.batch * job.settings.group // 2
-    return max(1, min(size, len(job.held)))
+    """Held-out rows of a look. With grpo looks are alike, and draw no more completions, two of each row, than an update."""
+    if job.settings.method != "grpo":
+        return job.settings.batch
+    most = max(1, job.settings.batch * job.settings.group // 2)
+    return max(1, -(-len(job.held) // max(1, -(-len(job.held) // most))))
 
 
 def _examined(job: Job, compiled: Compiled, folder: Path, mark: str, stage: str, frozen: Any, trained: Any,

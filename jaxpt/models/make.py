@@ -45,7 +45,7 @@ class Model(NamedTuple):
     cache(batch, size) -> the empty cache for `size` tokens per row
     begin(key, params) -> params of this model from those that another stage ended with: adapters on them as a frozen
         base where this model has some and they do not; else as they are
-    for_few_rows(params) -> what `extend` may be given for them: adapters merged, and large matrices of layers transposed
+    for_few_rows(params) -> what `extend` may be given for them: adapters attached, and large matrices of layers transposed
         (ops.dots.Transposed), a copy that pays where few rows are decoded for long
     """
 
@@ -61,7 +61,7 @@ class Model(NamedTuple):
 def make_model(cfg: ModelConfig) -> Model:
     net = Transformer(cfg)
     plain = Transformer(replace(cfg, scan=False))  # draws the parameters, so that both layouts start alike
-    weights = lambda params: attached(cfg.lora, params) if "lora" in params else params  # noqa: E731
+    weights = (lambda params: params) if cfg.lora is None else (lambda params: attached(cfg.lora, params))
 
     def init(key):
         one = jnp.zeros((1, 1), jnp.int32)
@@ -94,16 +94,20 @@ def make_model(cfg: ModelConfig) -> Model:
         return W.T if cfg.tied else W
 
     def for_few_rows(params):
-        whole = jax.tree.map(merged, weights(params), is_leaf=is_low_rank)
-        inside = lambda path: path[-1].key in TARGETS["layers"]  # noqa: E731
-        return jax.tree_util.tree_map_with_path(lambda path, w: transposed(w) if inside(path) else w, whole)
+        def ready(path, leaf):
+            if path[-1].key not in TARGETS["layers"] or path[-1].key == "widen":  # which every slot of the cache goes through
+                return leaf
+            return leaf._replace(w=transposed(leaf.w)) if is_low_rank(leaf) else transposed(leaf)
+
+        return jax.tree_util.tree_map_with_path(ready, weights(params), is_leaf=is_low_rank)
 
     def extend(params, tokens, cache, length):
         positions = length[:, None] + jnp.arange(tokens.shape[1])[None]
         size = cache[0][0].shape[2]
         told, own = _told(cfg, tokens, positions, jnp.ones(tokens.shape, bool), {})
         mask = cache_mask(positions, size, cfg.window)
-        hidden, cache, _ = net.apply({"params": weights(params)}, tokens, positions, mask, cache, told, own)
+        ready = weights(params) if "base" in params else params  # those of for_few_rows are
+        hidden, cache, _ = net.apply({"params": ready}, tokens, positions, mask, cache, told, own)
         return hidden, cache
 
     def cache(batch, size):

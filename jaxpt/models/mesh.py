@@ -23,7 +23,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec as P
 
-from jaxpt.ops.dots import Transposed
+from jaxpt.ops.dots import LowRank, Transposed
 from jaxpt.types import Array
 
 AXES = DATA, TENSOR, EXPERT, SEQUENCE = "data", "tensor", "expert", "sequence"
@@ -67,18 +67,18 @@ def spec_of(path: tuple, shape: tuple[int, ...], sizes: Mapping[str, int]) -> P:
 
 
 def in_use(name: str, leaf: Any) -> Any:
-    """A matrix (or its ops.dots.LowRank or Transposed) as a layer multiplies by it: whole but for `tensor` and `expert`. The
+    """A matrix (or an ops.dots.LowRank or Transposed) as a layer multiplies by it: whole but for `tensor` and `expert`. The
     compiler gathers what FSDP has cut, layer by layer; left alone, it would rather cut rows of hidden states at every layer."""
 
     def whole(w, adapter):
+        if isinstance(w, Transposed):
+            return Transposed(whole(w.w.T, adapter).T)
         if w.ndim < 2:
             return w
         rows, columns = (None if cut == DATA else cut for cut in _cuts(name, adapter))
         return constrained(w, *([EXPERT] if w.ndim == 3 else []), rows, columns)
 
-    if isinstance(leaf, Transposed):
-        return Transposed(whole(leaf.w.T, None).T)
-    if not isinstance(leaf, tuple):
+    if not isinstance(leaf, LowRank):
         return whole(leaf, None)
     return leaf._replace(w=whole(leaf.w, None), a=whole(leaf.a, "a"), b=whole(leaf.b, "b"))
 

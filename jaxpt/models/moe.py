@@ -40,7 +40,7 @@ def normal(fan_in: int, scale: float = 1.0):
 
 
 def matrix(module: nn.Module, name: str, init: Any, shape: tuple[int, ...]) -> Any:
-    """The parameter `name`, or what stands in its place (an ops.dots.LowRank, whose shape Flax would not know)."""
+    """The parameter `name`, or an ops.dots.LowRank or Transposed in its place, whose shape Flax does not know."""
     return module.param(name, init, shape) if module.is_initializing() else in_use(name, module.get_variable("params", name))
 
 

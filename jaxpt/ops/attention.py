@@ -35,8 +35,8 @@ def causal_mask(
 ) -> Array:
     """[B,T,T] bool ([1,T,T] without arguments): True where the token at index t sees the one at s.
 
-    A token sees itself and what stands before it in the row, with `window` itself and at most window - 1 before it, as
-    `positions` [B,T] count (by default the indices).
+    A token sees itself and what stands before it in the row, with `window` itself and at most window - 1 before it,
+    by `positions` [B,T] (of which nothing else depends; by default the indices).
     segments [B,T] int: it sees only its own segment; negative segments are padding, which sees
     nothing and is seen by nothing.
     prefix [B] int: the first prefix[b] tokens of the row also see each other forwards.

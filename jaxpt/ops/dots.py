@@ -1,4 +1,4 @@
-"""Matrix products: float32, or bfloat16 inputs with float32 sums; and by matrices plus a low-rank change.
+"""Matrix products: float32, or bfloat16 inputs with float32 sums; and by matrices plus a low-rank change, or transposed.
 
 "float32" is float32 at the backend's default precision: exact on CPUs, possibly less on accelerators.
 With "bfloat16" only the inputs of the products are rounded; sums, outputs and everything between products stay float32
@@ -16,16 +16,7 @@ import jax.numpy as jnp
 from jaxpt.types import Array
 
 DOTS = ("float32", "bfloat16")
-LARGE = 2**18  # numbers in a matrix that no core's cache holds
-
-
-class LowRank(NamedTuple):
-    """The matrix (w + a b) gain, which `dot` and `take` multiply by without forming it (models.lora makes these)."""
-
-    w: Array  # [..., i, o]
-    a: Array  # [..., i, r]
-    b: Array  # [..., r, o]
-    gain: Array | None = None  # [..., o], of each column; None: 1
+LARGE = 2**18  # numbers in a matrix that a core's own cache hardly holds: 1 MiB of float32
 
 
 class Transposed(NamedTuple):
@@ -35,7 +26,19 @@ class Transposed(NamedTuple):
     w: Array  # [o, i]
 
 
-def dot(spec: str, a: Array, b: Array | LowRank | Transposed, dots: str = "float32") -> Array:
+class LowRank(NamedTuple):
+    """The matrix (w + a b) gain, which `dot` and `take` multiply by without forming it (models.lora makes these)."""
+
+    w: Array | Transposed  # [..., i, o]
+    a: Array  # [..., i, r]
+    b: Array  # [..., r, o]
+    gain: Array | None = None  # [..., o], of each column; None: 1
+
+
+Matrix = Array | LowRank | Transposed  # what `dot` multiplies by
+
+
+def dot(spec: str, a: Array, b: Matrix, dots: str = "float32") -> Array:
     """einsum(spec, a, b) in float32, its inputs rounded to `dots`, in both backward products too.
 
     `spec` names every axis and each index stands in two of its three terms (or in all of them), so that a backward
@@ -49,9 +52,7 @@ def dot(spec: str, a: Array, b: Array | LowRank | Transposed, dots: str = "float
     return jnp.einsum(spec, a, b) if dots == "float32" else _rounded_dot(spec, a, b, dots)
 
 
-def swiglu(
-    inwards: str, outwards: str, x: Array, gate_up: Array | LowRank, down: Array | LowRank, dots: str = "float32"
-) -> Array:
+def swiglu(inwards: str, outwards: str, x: Array, gate_up: Matrix, down: Matrix, dots: str = "float32") -> Array:
     """(silu(x W_gate) * x W_up) W_down (Shazeer 2020, arXiv:2002.05202), W_gate and W_up side by side in gate_up; the specs
     are those of the two products."""
     gate, up = jnp.split(dot(inwards, x, gate_up, dots), 2, axis=-1)

@@ -18,7 +18,7 @@ from jaxpt.ops.sampling import Chooser
 from jaxpt.types import Array, Params, Trajectory
 
 STRIDE = 8  # tokens between two looks at whether every row is done
-FEW, LONG = range(4, 33), 32  # rows and tokens for which transposed matrices pay on a CPU: twice as fast, but to be made
+FEW, LONG = range(4, 33), 32  # rows and tokens for which transposed matrices pay on a CPU, the copy of them included
 
 
 def generate(

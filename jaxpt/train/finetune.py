@@ -2,7 +2,7 @@
 
     sft   a Trajectory: demonstrations (types.bare_trajectory)
     dpo   {chosen, chosen_mask, rejected, rejected_mask}, each [B,T]: two responses behind the same prompt
-    grpo  a Trajectory of `sample`, with rewards
+    grpo  a Trajectory of `sample`, whole groups in its order, with rewards
 
 What never changes (the base under adapters; a reference) stands apart from the state, {"trained", "opt"}: no gradient, no
 moment and no file is made of it. The reference is the model at the start: the base without its adapters, or a second tree.
@@ -163,13 +163,13 @@ def _prepared(cfg: FinetuneConfig, frozen: Params, trained: Params, batch: Any) 
             reference = _reference(cfg, frozen)
             parts |= {f"ref_{side}": score(*reference, batch[side]) for side in ("chosen", "rejected")}
         return parts, ready["totals"], hyper
-    rows = {"tokens": batch.tokens} | ({} if cfg.method == "sft" else {"first": jnp.argmax(batch.mask, axis=1)})
-    given = {"ref_logp": score(*_reference(cfg, frozen), *rows.values())} if "ref_logp" in row.needs else {}
+    rows = (batch.tokens,) if cfg.method == "sft" else (batch.tokens, jnp.argmax(batch.mask, axis=1))
+    given = {"ref_logp": score(*_reference(cfg, frozen), *rows)} if "ref_logp" in row.needs else {}
     old_logp = batch.old_logp
     if "sampler_logp" in row.needs:  # the policy as it is trained, beside the one that has drawn
-        old_logp = score(make_model(cfg.model), joined(cfg, frozen, trained), *rows.values())
+        old_logp = score(make_model(cfg.model), joined(cfg, frozen, trained), *rows)
     ready = row.prepare(batch._replace(old_logp=old_logp), sampler_logp=batch.old_logp, **given, **hyper)
-    parts = {**rows, "old_logp": old_logp, "sampler_logp": batch.old_logp, **given}
+    parts = dict(zip(("tokens", "first"), rows, strict=False)) | {"old_logp": old_logp, "sampler_logp": batch.old_logp, **given}
     parts |= {name: ready[name] for name in ("mask", "advantages", "prompt_tokens")}
     return parts, ready["totals"], hyper
 
@@ -228,34 +228,47 @@ def _completion_stats(
 ) -> dict[str, Array]:
     """Of the cfg.new tokens from first [B] on; 0 elsewhere. A group's rows are neighbours and begin alike.
 
-    Its completions stand side by side behind the prompt, which is gone through once (Liu et al. 2025, Prefix Grouper,
+    A prompt is gone through once for the completions that stand behind it in one row (Liu et al. 2025, Prefix Grouper,
     arXiv:2506.05433), and logits are made at their places only.
     """
     (B, T), new = tokens.shape, cfg.new
-    width, each = T - new, together(cfg, T - new)
-    said = jnp.take_along_axis(tokens, first[:, None] + jnp.arange(new)[None], axis=1)
-    n, place = first[::each, None], jnp.arange(width)[None]
-    rows = lambda trunk, branches: jnp.concatenate([  # noqa: E731
-        jnp.broadcast_to(trunk, (len(n), width)), jnp.broadcast_to(branches, (len(n), each * new))], axis=1)
-    hidden, _ = model.forward(
-        params, rows(tokens[::each, :width], said.reshape(len(n), each * new)),
-        positions=rows(place, n + jnp.arange(each * new)[None] % new), segments=rows(jnp.where(place < n, 0, -1), 0),
-        branches=rows(0, 1 + jnp.arange(each * new)[None] // new),
-    )
-    last = jnp.take_along_axis(hidden, jnp.maximum(n - 1, 0)[..., None], axis=1)
-    deciding = jnp.concatenate([jnp.repeat(last, each, axis=0), hidden[:, width:].reshape(B, new, -1)], axis=1)
-    found = _of_hidden(cfg, model, params, want, deciding, jnp.pad(said, ((0, 0), (1, 0))))
+    width = T - new
+    each = completions_per_row(cfg, width)
+    row = side_by_side(tokens, first, new, each)
+    hidden, _ = model.forward(params, **row)
+    said = row["tokens"][:, width:].reshape(B, new)
+    last = jnp.take_along_axis(hidden, jnp.maximum(first[::each] - 1, 0)[:, None, None], axis=1)
+    hidden = jnp.concatenate([jnp.repeat(last, each, axis=0), hidden[:, width:].reshape(B, new, -1)], axis=1)
+    found = _of_hidden(cfg, model, params, want, hidden, jnp.pad(said, ((0, 0), (1, 0))))
     at = jnp.arange(T)[None] - first[:, None] + 1
     inside = (at > 0) & (at <= new)
     return {name: jnp.where(inside, jnp.take_along_axis(x, jnp.clip(at, 0, new), axis=1), 0.0) for name, x in found.items()}
 
 
-def together(cfg: FinetuneConfig, width: int) -> int:
-    """How many completions share a row with their prompt of `width` tokens: of the numbers that divide a group and a share
-    of a batch, the one with the fewest products per completion. Long completions see too much that is masked."""
+def side_by_side(tokens: Array, first: Array, new: int, each: int) -> dict[str, Array]:
+    """What `forward` is given so that `each` completions, of `new` tokens from first [B] on, stand behind the prompt that they
+    have in common: tokens, positions, segments and branches [B / each, T + (each - 1) new]. tokens [B,T]."""
+    rows, width = tokens.shape[0] // each, tokens.shape[1] - new
+    said = jnp.take_along_axis(tokens, first[:, None] + jnp.arange(new)[None], axis=1).reshape(rows, each * new)
+    n, prompt, behind = first[::each, None], jnp.arange(width)[None], jnp.arange(each * new)[None]
+
+    def beside(left, right):
+        return jnp.concatenate([jnp.broadcast_to(left, (rows, width)), jnp.broadcast_to(right, (rows, each * new))], axis=1)
+
+    return {
+        "tokens": beside(tokens[::each, :width], said), "positions": beside(prompt, n + behind % new),
+        "segments": beside(jnp.where(prompt < n, 0, -1), 0), "branches": beside(0, 1 + behind // new),
+    }
+
+
+def completions_per_row(cfg: FinetuneConfig, width: int) -> int:
+    """Of the counts that divide a group and a share of a batch, the one with the fewest products, where its prompts have
+    `width` tokens. Each completion sees much that is masked, so the counts that make more than twice as many scores of
+    attention are left out."""
     most = math.gcd(cfg.group, cfg.micro)
-    cost = lambda count: forward_flops(cfg.model, 1, width + count * cfg.new) / count  # noqa: E731
-    return min((count for count in range(1, most + 1) if most % count == 0), key=cost)
+    scores = lambda count: (width + count * cfg.new) ** 2 / count  # noqa: E731
+    products = lambda count: forward_flops(cfg.model, most // count, width + count * cfg.new)  # noqa: E731
+    return min((n for n in range(1, most + 1) if most % n == 0 and scores(n) <= 2 * scores(1)), key=products)
 
 
 # --- batches of token lists

@@ -3,6 +3,8 @@
 Parameters, optimizer state, references, gradients and caches are counted from shapes and from where they lie. What else a
 step holds is asked of XLA, which compiles the very program on abstract arrays, or estimated from shapes (`estimate`).
 XLA's CPU compiler sums gradients whole before it cuts them; those for accelerators sum and cut at once.
+On CPUs a program that decodes few rows for long holds large matrices once more, transposed (rollout.generate), which XLA is
+asked about and `estimate` leaves out.
 """
 
 import math
