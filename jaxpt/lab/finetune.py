@@ -3,7 +3,8 @@
     OUT/finetune/<hash>/  config.json  chunks/{before,finetune,after}  metrics.jsonl  curves.npz  figure.png  report.md  model/
                           held_out.jsonl (of grpo: each held-out prompt, its completions before and after, their rewards)
 
-The files of chunks are those of experiments (lab.store). What is computed is lab.finetune_job and lab.finetune_steps.
+The files of chunks are those of experiments (lab.store). What a run is stands in lab.finetune_job, its steps in
+lab.finetune_steps.
 """
 
 import inspect

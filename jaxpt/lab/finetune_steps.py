@@ -35,7 +35,7 @@ class Compiled(NamedTuple):
 
 
 def compute(job: Job, start: list, folder: Path, mark: str, on_progress: Callable
-             ) -> tuple[dict[tuple[str, int], list[store.Chunk]], Any]:
+            ) -> tuple[dict[tuple[str, int], list[store.Chunk]], Any]:
     """(the chunks of every stage, the parameters at the end)."""
     s, cfg = job.settings, job.cfg
     compiled = Compiled(jax.jit(partial(tuning.update, cfg), donate_argnums=1), *(
@@ -125,8 +125,9 @@ def _at_once(job: Job) -> int:
     """Held-out rows of a look. With grpo looks are alike, and draw no more completions, two of each row, than an update."""
     if job.settings.method != "grpo":
         return job.settings.batch
-    most = max(1, job.settings.batch * job.settings.group // 2)
-    return max(1, -(-len(job.held) // max(1, -(-len(job.held) // most))))
+    held, most = len(job.held), max(1, job.settings.batch * job.settings.group // 2)
+    count = max(1, -(-held // most))
+    return max(1, -(-held // count))
 
 
 def _examined(job: Job, compiled: Compiled, folder: Path, mark: str, stage: str, frozen: Any, trained: Any,
