@@ -35,6 +35,26 @@ def test_a_state_moves_between_meshes(tmp_path):
         save_state(tmp_path / "saved", state)
     with pytest.raises(UserError, match="there is no such folder"):
         load_state(tmp_path / "nothing", like, mesh)
-    other = jax.eval_shape(lambda key: start(key, width=32), jax.random.key(0))
-    with pytest.raises(UserError, match="holds another state"):
-        load_state(tmp_path / "saved", other, mesh)
+
+
+def test_another_state_is_refused_before_any_array_is_read(tmp_path):
+    save_state(tmp_path / "saved", jax.jit(start)(jax.random.key(5)))
+    mesh, like = parallel.make_mesh(2), jax.eval_shape(start, jax.random.key(0))
+    wider = jax.eval_shape(lambda key: start(key, width=32), jax.random.key(0))
+    others = [
+        (wider, r"opt/inner/1/mu/embed: float32\[8, 16\], expected float32\[8, 32\]"),
+        (like | {"step": jax.ShapeDtypeStruct((), jnp.float32)}, r"step: int32\[\], expected float32\[\]"),
+        (like | {"seen": jax.ShapeDtypeStruct((3,), jnp.int32)}, r"seen: no such array, expected int32\[3\]"),
+        ({name: x for name, x in like.items() if name != "step"}, r"step: int32\[\], expected no such array"),
+    ]
+    for other, said in others * 5:  # reads begun and left would end here and there in a closed loop, and warn
+        with pytest.raises(UserError, match=f"holds another state than this program's .{said}"):
+            load_state(tmp_path / "saved", other, mesh)
+
+
+def test_a_damaged_checkpoint_is_told(tmp_path):
+    save_state(tmp_path / "saved", jax.jit(start)(jax.random.key(5)))
+    file = tmp_path / "saved" / "_METADATA"
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(UserError, match="it is damaged"):
+        load_state(tmp_path / "saved", jax.eval_shape(start, jax.random.key(0)), parallel.make_mesh(2))
