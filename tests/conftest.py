@@ -10,6 +10,7 @@ os.environ.setdefault("MPLBACKEND", "agg")
 CACHE = Path(os.environ.get("JAXPT_TEST_CACHE", Path(tempfile.gettempdir()) / f"jaxpt-test-cache-{os.getuid()}"))
 
 import jax  # noqa: E402
+import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
 from jaxpt.lab.compiling import QUICK_TO_COMPILE  # noqa: E402
@@ -28,3 +29,11 @@ settings.register_profile(
 )
 settings.register_profile("nightly", parent=settings.get_profile("core"), max_examples=500, derandomize=False)
 settings.load_profile(os.environ.get("JAXPT_HYPOTHESIS", "core"))
+
+
+@pytest.fixture(scope="module")
+def compile_cache():
+    """Runs, and the processes that they start, share the tests' cache of compiled programs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAXPT_CACHE", jax.config.jax_compilation_cache_dir)
+        yield

@@ -18,7 +18,7 @@ TOY = str(Path(__file__).with_name("toy_experiment.py"))
 def call(*words, code="from jaxpt.cli import main; import sys; sys.exit(main())"):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "COLUMNS": "100"}
     words = [sys.executable, "-c", code, *words]
-    return subprocess.run(words, capture_output=True, text=True, timeout=120, env=env)
+    return subprocess.run(words, capture_output=True, text=True, timeout=300, env=env)
 
 
 @pytest.fixture

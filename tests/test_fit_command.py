@@ -292,6 +292,6 @@ def test_neither_jax_nor_scipy_nor_matplotlib_is_imported(tmp_path):
             "print(sorted({'jax', 'scipy', 'matplotlib', 'rich', 'tyro'} & set(sys.modules)), file=sys.stderr); "
             "sys.exit(code)")
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run([sys.executable, "-c", code, "fit", str(tmp_path / "runs.csv"), *FAST], env=env, timeout=120,
+    done = subprocess.run([sys.executable, "-c", code, "fit", str(tmp_path / "runs.csv"), *FAST], env=env, timeout=300,
                           capture_output=True, text=True)
     assert done.returncode == 0 and done.stderr == "[]\n"

@@ -8,7 +8,6 @@ import signal
 import tempfile
 from pathlib import Path
 
-import jax
 import pytest
 
 import toy_experiment
@@ -17,18 +16,12 @@ from jaxpt.lab import launch, pool, store
 from jaxpt.lab.errors import RunFailed, UserError
 from jaxpt.lab.experiment import lineage, topological
 from jaxpt.lab.run import run
-from test_lab import start, wait_for, workers_of
+from running import start, wait_for, workers_of
 
 TOY = str(Path(toy_experiment.__file__).resolve())
 SWEEP = ["run", TOY, "--tier", "smoke", "--seeds", "3", "--steps", "60", "--chunk", "1"]  # three stages: nine jobs
 MIDWAY = 60  # of its 540 chunks
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compile_cache():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAXPT_CACHE", jax.config.jax_compilation_cache_dir)
-        yield
+pytestmark = pytest.mark.usefixtures("compile_cache")
 
 
 def same_bytes(folder, other):
@@ -303,7 +296,7 @@ def test_an_interrupted_sweep_ends_its_jobs(tmp_path):
     process = start([*SWEEP, "--launcher", "slurm", "--address", "local"], tmp_path, start_new_session=True)
     begun(process, tmp_path, 0)
     os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=200)
+    _, err = process.communicate(timeout=500)
     assert process.returncode == 130
     assert any(line.startswith("jaxpt: interrupted") and "--launcher slurm" in line for line in err.splitlines())
     wait_for(lambda: not workers_of(tmp_path), 60)

@@ -20,13 +20,11 @@ spec.loader.exec_module(results)
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def made(compile_cache, tmp_path_factory):
     """Two folders of runs: three seeds of the toy, and two more from 1000 on."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAXPT_CACHE", jax.config.jax_compilation_cache_dir)
-        first, second = tmp_path_factory.mktemp("runs"), tmp_path_factory.mktemp("again")
-        run(TOY, "smoke", seeds=3, out=first)
-        run(TOY, "smoke", seeds=2, seed0=1000, out=second)
+    first, second = tmp_path_factory.mktemp("runs"), tmp_path_factory.mktemp("again")
+    run(TOY, "smoke", seeds=3, out=first)
+    run(TOY, "smoke", seeds=2, seed0=1000, out=second)
     return first, second
 
 

@@ -72,8 +72,8 @@ def test_silence_is_noticed_and_an_end_is_not_taken_for_it(tmp_path):
         beats.write(tmp_path / "3")
         return False
 
-    assert beats.lost(tmp_path, [1, 2, 3, 4], 0.3, beat) == [2, 4]
-    assert beats.lost(tmp_path, [1, 2, 3, 4], 0.3, lambda: True) == []
+    assert beats.lost(tmp_path, [1, 2, 3, 4], 2.0, beat) == [2, 4]
+    assert beats.lost(tmp_path, [1, 2, 3, 4], 2.0, lambda: True) == []
     assert "process 2 of 5 lost" in beats.sentence([2], 5) and "processes 2, 4 of 5 lost" in beats.sentence([2, 4], 5)
 
 

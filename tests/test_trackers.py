@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
-import jax
 import numpy as np
 import pytest
 
@@ -22,18 +21,12 @@ from jaxpt.lab.errors import UserError
 from jaxpt.lab.run import run
 
 TOY = str(Path(toy_experiment.__file__).resolve())
+pytestmark = pytest.mark.usefixtures("compile_cache")
 
 
 def needs(package):
     installed = importlib.util.find_spec(package) is not None
     return pytest.mark.skipif(not installed, reason=f"{package} is not installed")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compile_cache():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAXPT_CACHE", jax.config.jax_compilation_cache_dir)
-        yield
 
 
 @pytest.fixture(scope="module")

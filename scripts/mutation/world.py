@@ -22,7 +22,7 @@ TESTS = (  # the modules whose tests look at objectives without training anythin
     "test_supervised", "test_distillation", "test_preference", "test_pairs", "test_prepare", "test_objectives", "test_rows",
     "test_public_faults", "test_public_faults_losses", "test_public_faults_preference", "test_public_faults_distillation",
 )
-HELPERS = ("policy_loops", "prepare_loops", "advantage_loops", "preference_loops")
+HELPERS = ("policy_loops", "prepare_loops", "advantage_loops", "preference_loops", "distillation_loops")
 TOO_LONG = 60  # CPU-seconds that one test may take before it counts as failed
 
 
