@@ -15,8 +15,9 @@ from jaxpt.data.text import random_windows
 from jaxpt.models import ModelConfig, make_model
 from jaxpt.objectives.supervised import SFT
 from jaxpt.ops.logprobs import token_stats
-from jaxpt.ops.masked import masked_sum
+from jaxpt.ops.masked import masked_mean, masked_sum
 from jaxpt.ops.sampling import row_keys, sampler
+from jaxpt.rollout.complete import complete
 from jaxpt.train import common, experts
 from jaxpt.train.learn import imitate
 from jaxpt.train.optim import OptimConfig
@@ -124,28 +125,17 @@ def make_sample(cfg: SampleConfig, *, prompts: np.ndarray) -> Program:
     """Each step continues every row of prompts [R,Tp]. Metrics: tokens [R,Tp+length] (as drawn at
     `temperature`), logp: mean log-probability of the drawn tokens, in nats."""
     model, prompts = make_model(cfg.model), jnp.asarray(prompts, jnp.int32)
-    R, Tp = prompts.shape
+    whole = jnp.full(prompts.shape[0], prompts.shape[1])
 
     def init(key, hyper, start=None):
         params = model.init(key) if start is None else start
         return {"params": params, "key": key, "step": jnp.int32(0), "hyper": hyper}
 
     def step(state):
-        params, W = state["params"], model.unembed(state["params"])
+        keys = row_keys(jax.random.fold_in(state["key"], state["step"]), jnp.arange(prompts.shape[0]))
         draws = sampler(state["hyper"]["temperature"])
-        keys = row_keys(jax.random.fold_in(state["key"], state["step"]), jnp.arange(R))
-
-        def draw(carry, i):
-            hidden, cache = carry
-            noise = draws.noise(jax.vmap(jax.random.fold_in, (0, None))(keys, i), W.shape[1])
-            token, logp, _ = draws.choose(noise, hidden @ W)
-            hidden, cache = model.extend(params, token[:, None], cache, jnp.full(R, Tp + i))
-            return (hidden[:, 0], cache), (token, logp)
-
-        cache = model.cache(R, Tp + cfg.length)
-        hidden, cache = model.extend(params, prompts, cache, jnp.zeros(R, jnp.int32))
-        _, (drawn, logp) = jax.lax.scan(draw, (hidden[:, -1], cache), jnp.arange(cfg.length))
-        metrics = {"tokens": jnp.concatenate([prompts, drawn.T], axis=1), "logp": jnp.mean(logp)}
+        drawn = complete(model, state["params"], prompts, whole, keys, draws, new=cfg.length)
+        metrics = {"tokens": drawn.tokens, "logp": masked_mean(drawn.old_logp, drawn.mask)}
         return {**state, "step": state["step"] + 1}, metrics
 
     return Program(init, step, {"temperature": 1.0}, lambda state: state["params"])
