@@ -234,7 +234,8 @@ def derived(cfg: Config, curves: Curves) -> dict[str, np.ndarray]:
     paths = along(curves, LARGE, "noise")
     longest = max(map(len, paths))
     noise = np.stack([np.pad(np.log2(x), (0, longest - len(x)), constant_values=np.nan) for x in paths])
-    return {"batch": at, "steps": np.log2(steps), "fitted": np.log2(fitted), "rows": np.log2(steps * B), "fixed": np.log2(needed(curves, "fixed")), "noise": noise,
+    return {"batch": at, "steps": np.log2(steps), "fitted": np.log2(fitted), "rows": np.log2(steps * B),
+            "fixed": np.log2(needed(curves, "fixed")), "noise": noise,
             "critical": np.broadcast_to(np.log2(critical)[:, None], noise.shape)}
 
 

@@ -33,13 +33,13 @@ large teacher with a small student; the price of training the teacher is in neit
 Command: jaxpt run on_policy_distillation
 Rates are those of SWEEP, seeds 10000 and 10001; that of opd_token is the highest and that of self the lowest tried.
 Expected (seeds 0 to 7; at 1000 to 1007 the supported and the refuted claims lie on the same side, that on recovery
-underpowered, and the two inconclusive ones change it, with 1.41 and 0.044): the start is at 0.59, the teacher at 0.96. From there sft ends at 0.80, offline at 0.82, opd at 0.78,
-opd_token at 0.74, grpo at 0.73. On-policy distillation is at 0.7 after 45 updates and GRPO after 77 (not twice as many beyond
-doubt: inconclusive), SFT after 72; a FLOP of GRPO, which asks no teacher, buys as much. The error of offline distillation
+underpowered, and the two inconclusive ones change it, with 1.41 and 0.044): the start is at 0.59, the teacher at 0.96. From
+there sft ends at 0.80, offline at 0.82, opd at 0.78, opd_token at 0.74, grpo at 0.73. On-policy distillation is at 0.7 after
+45 updates and GRPO after 77 (not twice as many beyond doubt: inconclusive), SFT after 72; a FLOP of GRPO, which asks no teacher, buys as much. The error of offline distillation
 grows less with length, not more (refuted), as the twin says. Sixteen prompts cost SFT 0.40 and on-policy distillation 0.24
 (supported; it overfits them too, and 1024 cost neither anything). Handing over from a noisy teacher to the verifier gains
-0.12, from a good one nothing; slips are mended from a teacher that has seen them (0.55 against 0.31), and neither of the two learns
-them well. With the answer in the prompt the student is at 0.76, and distilled from that at 0.65, 0.06 above its start
+0.12, from a good one nothing; slips are mended from a teacher that has seen them (0.55 against 0.31), and neither of the two
+learns them well. With the answer in the prompt the student is at 0.76, and distilled from that at 0.65, 0.06 above its start
 (inconclusive at a margin of 0.05); where such prompts are new to it, it unlearns the task.
 Minutes: 22 on two cores that five other programs shared (8 seeds); --tier smoke 1.
 """

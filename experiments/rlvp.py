@@ -318,7 +318,9 @@ EXPERIMENT = Experiment(
             files=2, n_layers=1, start_updates=20, updates=20, prompts=4, group=4, eval_tasks=16, twin_updates=20, replicas=1,
         ), seeds=2),
         "cpu": Tier(Config(), seeds=8),
-        "full": Tier(Config(files=6, level=3, d_model=64, start_updates=2000, updates=1000, prompts=16, minibatches=4, twin_updates=400), seeds=20),
+        "full": Tier(Config(
+            files=6, level=3, d_model=64, start_updates=2000, updates=1000, prompts=16, minibatches=4, twin_updates=400,
+        ), seeds=20),
     },
     stages=stages,
     claims=CLAIMS,

@@ -29,7 +29,8 @@ BELOW = {  # room -> what it may import besides itself
     "verify": {"types", "ops", "objectives"},
     "lab": {"types", "ops", "models", "objectives", "envs", "data", "scaling", "rollout", "train"},
     "experiments": {"types", "ops", "models", "objectives", "envs", "data", "scaling", "rollout", "train", "lab", "verify"},
-    "cli": {"types", "ops", "models", "objectives", "envs", "data", "scaling", "rollout", "train", "lab", "experiments", "errata", "verify"},
+    "cli": {"types", "ops", "models", "objectives", "envs", "data", "scaling", "rollout", "train", "lab", "experiments", "errata",
+            "verify"},
 }
 
 
@@ -47,7 +48,10 @@ def room_of(path):
     return "experiments" if parts[0] == "experiments" else parts[1].removesuffix(".py")
 
 
-FILES = [p for p in (*ROOT.glob("jaxpt/**/*.py"), *ROOT.glob("experiments/*.py")) if p.parent != ROOT / "jaxpt" or p.name in ("types.py", "errata.py")]
+FILES = [
+    p for p in (*ROOT.glob("jaxpt/**/*.py"), *ROOT.glob("experiments/*.py"))
+    if p.parent != ROOT / "jaxpt" or p.name in ("types.py", "errata.py")
+]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))

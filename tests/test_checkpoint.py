@@ -247,7 +247,8 @@ def test_old_folders_repeat_what_is_known(folder):
     (lambda m: m | {"x": "/etc/passwd"}, ["'/etc/passwd'", "the same folder"]),
     (lambda m: m | {"x": ".."}, ["'..'", "the same folder"]), (lambda m: m | {"x": "model.bin"}, ["'model.bin'"]),
     (lambda m: m | {"x": "away.safetensors"}, ["away.safetensors", "No such file"]),
-    (lambda m: m | {"x": 3}, ["expected a weight_map"]), (lambda m: [], ["expected a weight_map"]), (lambda m: {}, ["expected a weight_map"]),
+    (lambda m: m | {"x": 3}, ["expected a weight_map"]), (lambda m: [], ["expected a weight_map"]),
+    (lambda m: {}, ["expected a weight_map"]),
     (lambda m: m | {"x": "model.safetensors"}, ["puts tensor x into 'model.safetensors', but it is not there"]),
     (lambda m: {k: v for k, v in m.items() if k != "model.norm.weight"}, ["puts tensor model.norm.weight into None"]),
 ])

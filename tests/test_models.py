@@ -254,8 +254,8 @@ def test_thoughts_replace_embeddings_where_they_are_seen():
 
 
 @pytest.mark.parametrize("field, value, expected", [
-    ("window", 0, "at least 1"), ("latent", 0, "at least 1"), ("softcap", 0.0, "positive"), ("loops", 0, "at least 1"), ("vocab", 0, "at least 1"), ("n_heads", 3, "divisor of d_model"), ("n_heads", 32, "even width"),
-    ("n_heads", 0, "at least 1"), ("n_kv_heads", 3, "divisor of n_heads"), ("n_kv_heads", 0, "at least 1"),
+    ("window", 0, "at least 1"), ("latent", 0, "at least 1"), ("softcap", 0.0, "positive"), ("loops", 0, "at least 1"),
+    ("vocab", 0, "at least 1"), ("n_heads", 3, "divisor of d_model"), ("n_heads", 32, "even width"), ("n_heads", 0, "at least 1"), ("n_kv_heads", 3, "divisor of n_heads"), ("n_kv_heads", 0, "at least 1"),
     ("d_ff", 0, "at least 1"), ("rope_theta", 0.0, "positive"), ("dots", "float16", "'bfloat16'"),
 ])
 def test_errors_name_field_value_and_expectation(field, value, expected):

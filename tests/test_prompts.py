@@ -30,7 +30,8 @@ def test_an_answer_s_tokens_are_those_behind_its_prompt(tmp_path):
 
 @pytest.mark.parametrize("file, template", [
     (b"{prompt}", "{prompt}"), (b"Q: {prompt}\nA:\n", "Q: {prompt}\nA:"), (b"\xef\xbb\xbf{prompt}\n\n", "{prompt}\n"),
-    (b"{prompt} and {prompt}, {x}", "{prompt} and {prompt}, {x}"), (b"{prompt}\r\n", "{prompt}"), (b"{ prompt }", "is expected in it"), (b"\xff{prompt}", "UTF-8"),
+    (b"{prompt} and {prompt}, {x}", "{prompt} and {prompt}, {x}"), (b"{prompt}\r\n", "{prompt}"),
+    (b"{ prompt }", "is expected in it"), (b"\xff{prompt}", "UTF-8"),
 ])
 def test_a_template_is_a_file_less_the_editor_s_newline(tmp_path, file, template):
     (tmp_path / "t").write_bytes(file)

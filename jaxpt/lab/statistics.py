@@ -46,7 +46,8 @@ class Decision(NamedTuple):
 
 
 def summarize(values: np.ndarray, margin: float, family: int = 1) -> Summary:
-    """values [n], one per unit; family: how many claims are decided together. Never raises on the values: n < 2 or a non-finite one is said in `note`."""
+    """values [n], one per unit; family: how many claims are decided together. Never raises on the values: n < 2 or a
+    non-finite one is said in `note`."""
     x = np.asarray(values, np.float64).reshape(-1)
     n = x.size
     unknown = Summary(n, math.nan, math.nan, math.nan, 1.0, 1.0, math.inf)

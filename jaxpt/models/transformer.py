@@ -163,7 +163,7 @@ class Transformer(nn.Module):
             x = jnp.where(seen[..., None], latent, x)
         # Equal layers share one trace. Not when parameters are drawn: nn.jit would draw others.
         block = Block if self.is_initializing() else nn.jit(nn.remat(Block) if cfg.remat else Block)
-        layers = (scanned if cfg.scan else unrolled)(cfg, block)
+        layers = (scanned if cfg.scan else in_turn)(cfg, block)
         new, aux = (), []
         for loop in range(1 if self.is_initializing() else cfg.loops):
             here = slice(loop * cfg.n_layers, (loop + 1) * cfg.n_layers)
@@ -174,7 +174,7 @@ class Transformer(nn.Module):
         return RMSNorm(cfg.norm_eps, name="final_norm")(x), None if caches is None else new, aux
 
 
-def unrolled(cfg, block):
+def in_turn(cfg, block):
     first, dense = cfg.dense_layers, replace(cfg, moe=None)
     blocks = [block(dense if i < first else cfg, name=f"layer_{i}") for i in range(cfg.n_layers)]
 

@@ -93,7 +93,7 @@ def begin(cfg: FinetuneConfig, key: Key, params: Params) -> tuple[Params, dict[s
     return frozen, {"trained": trained, "opt": opt}
 
 
-def joined(cfg: FinetuneConfig, frozen: Params, trained: Params) -> Params:
+def whole_params(cfg: FinetuneConfig, frozen: Params, trained: Params) -> Params:
     """The parameters of make_model(cfg.model)."""
     return trained if cfg.model.lora is None else {**frozen, **trained}
 
@@ -113,7 +113,7 @@ def probe(cfg: FinetuneConfig, frozen: Params, trained: Params, prompts: Array, 
 def _complete(
     cfg: FinetuneConfig, frozen: Params, trained: Params, prompts: Array, n: Array, keys: Array, chooser: Chooser, group: int
 ) -> Trajectory:
-    model, params = unrolled(cfg.model, joined(cfg, frozen, trained))
+    model, params = unrolled(cfg.model, whole_params(cfg, frozen, trained))
     return complete(make_model(model), params, prompts, n, keys, chooser, new=cfg.new, ends=cfg.ends, group=group)
 
 
@@ -136,7 +136,7 @@ def examine(cfg: FinetuneConfig, frozen: Params, trained: Params, batch: Any) ->
     response has the higher reward by its row: of none, where the policy is its own reference."""
     if cfg.method == "sft":
         model = make_model(cfg.model)
-        logp = _stats(cfg, model, joined(cfg, frozen, trained), ("logp",), batch.tokens)["logp"]
+        logp = _stats(cfg, model, whole_params(cfg, frozen, trained), ("logp",), batch.tokens)["logp"]
         return {"loss": weighed(-logp, batch.mask)}
     parts, totals, hyper = _prepared(cfg, frozen, trained, batch)
     value, metrics = _loss(cfg, frozen, trained, parts, totals, hyper)
@@ -167,7 +167,7 @@ def _prepared(cfg: FinetuneConfig, frozen: Params, trained: Params, batch: Any) 
     given = {"ref_logp": score(*_reference(cfg, frozen), *rows)} if "ref_logp" in row.needs else {}
     old_logp = batch.old_logp
     if "sampler_logp" in row.needs:  # the policy as it is trained, beside the one that has drawn
-        old_logp = score(make_model(cfg.model), joined(cfg, frozen, trained), *rows)
+        old_logp = score(make_model(cfg.model), whole_params(cfg, frozen, trained), *rows)
     ready = row.prepare(batch._replace(old_logp=old_logp), sampler_logp=batch.old_logp, **given, **hyper)
     parts = dict(zip(("tokens", "first"), rows, strict=False)) | {"old_logp": old_logp, "sampler_logp": batch.old_logp, **given}
     parts |= {name: ready[name] for name in ("mask", "advantages", "prompt_tokens")}
@@ -178,7 +178,7 @@ def _loss(
     cfg: FinetuneConfig, frozen: Params, trained: Params, part: Mapping[str, Array], totals: dict, hyper: dict
 ) -> tuple[Array, Metrics]:
     """The row's loss on a share."""
-    model, params, row = make_model(cfg.model), joined(cfg, frozen, trained), cfg.row
+    model, params, row = make_model(cfg.model), whole_params(cfg, frozen, trained), cfg.row
     if row.family == "preference":
         both = _stats(cfg, model, params, ("logp",), jnp.concatenate([part["chosen"], part["rejected"]]))["logp"]
         chosen, rejected = jnp.split(both, 2)

@@ -16,7 +16,8 @@ from jaxpt.models.tensors import tensors_of
 
 pytestmark = pytest.mark.peers
 CFG = ModelConfig(vocab=320, d_model=64, n_heads=4, n_kv_heads=2, d_ff=96, norm_eps=1e-5, rope_theta=5e4)
-TEXTS = ("The capital of France is", "It's 2026, isn't it?\n\n  12345 + 678 = ?", "naïve café — Ωμέγα 日本語 🙂", "", " a\tb  c ",
+TEXTS = ("The capital of France is", "It's 2026, isn't it?\n\n  12345 + 678 = ?", "naïve café — Ωμέγα 日本語 🙂",
+         "", " a\tb  c ",
          "<|im_start|>user\nHi<|im_end|>\n")
 PROMPTS = (*TEXTS[:3], *TEXTS[4:], "def add(a, b):\n    return", "Water boils at", "1, 2, 3, 4,", "Once upon a time")
 
