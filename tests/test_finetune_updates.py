@@ -102,7 +102,8 @@ def test_a_scan_s_layers_are_apart_when_they_decode():
     ours, theirs = tuning.sample(two, frozen, b, prompts, n, keys), tuning.sample(one, apart[1], apart[0], prompts, n, keys)
     np.testing.assert_array_equal(ours.tokens, theirs.tokens)
     np.testing.assert_allclose(ours.old_logp, theirs.old_logp, atol=1e-5)
-    now = tuning._stats(two, make_model(two.model), tuning.joined(two, frozen, b), ("logp",), ours.tokens, jnp.repeat(n, 8))["logp"]
+    params = tuning.whole_params(two, frozen, b)
+    now = tuning._stats(two, make_model(two.model), params, ("logp",), ours.tokens, jnp.repeat(n, 8))["logp"]
     np.testing.assert_allclose(now[ours.mask], ours.old_logp[ours.mask], atol=1e-4)
 
 

@@ -64,7 +64,7 @@ def compute(job: Job, start: list, folder: Path, mark: str, on_progress: Callabl
     after = _examined(job, compiled, folder, mark, "after", frozen, state["trained"], on_progress)
     stored = [store.load_own(store.chunk_path(folder, STAGE, s.seed, i), owner, b) for i, b in enumerate(bounds)]
     chunks = {("before", s.seed): [before], (STAGE, s.seed): stored, ("after", s.seed): [after]}
-    return chunks, tuning.joined(cfg, frozen, state["trained"])
+    return chunks, tuning.whole_params(cfg, frozen, state["trained"])
 
 
 def _batch_of(job: Job, compiled: Compiled, step: int, frozen: Any, trained: Any) -> Any:
