@@ -1,6 +1,7 @@
 """Strict modes for every test: rank promotion raises, warnings are errors (pyproject), 8 CPU devices,
 and a persistent compilation cache so that a second run compiles nothing."""
 
+import gc
 import os
 import tempfile
 from pathlib import Path
@@ -17,6 +18,8 @@ from jaxpt.lab.compiling import QUICK_TO_COMPILE  # noqa: E402
 
 # Most of the suite's time is compilation. Programs run optimised elsewhere, smoke tiers aside.
 os.environ.setdefault("XLA_FLAGS", " ".join(QUICK_TO_COMPILE))
+
+gc.set_threshold(50_000)  # a twelfth of the suite's time went into walks through what tracing leaves behind
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_compilation_cache_dir", str(CACHE))
