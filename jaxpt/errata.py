@@ -1,6 +1,6 @@
 """Errata: statements about training objectives and scaling laws that are often made and wrong, what holds, numbers for both.
 
-`jaxpt list errata` prints this table. It is data alone; tests/test_errata*.py compute every number in it.
+`jaxpt list errata` prints this table. It is data alone; tests/*errata*.py compute every number in it.
 """
 
 from typing import NamedTuple
