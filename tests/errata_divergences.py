@@ -1,4 +1,5 @@
-"""What is often said and what is right of divergences, distillation and supervised learning: the numbers of jaxpt.errata, computed.
+"""What is often said and what is right of divergences, distillation and supervised learning: the numbers of jaxpt.errata,
+computed.
 
 Sums over all outcomes stand for expectations; everything is in 64 bits.
 """

@@ -11,10 +11,11 @@ MAIN = ("import signal, sys; signal.signal(signal.SIGINT, signal.default_int_han
         "from jaxpt.cli import main; sys.exit(main())")
 
 
-def start(words, out, **more):
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+def start(words, out, variables=(), **more):
+    """variables: of its environment, beside this process's own; more: of subprocess.Popen."""
+    env = {**os.environ, **dict(variables), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return subprocess.Popen([sys.executable, "-c", MAIN, *words, "--out", str(out)], env=env, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more)
+                            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more})
 
 
 def workers_of(out):

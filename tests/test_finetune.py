@@ -7,13 +7,13 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 
 import jax
 import numpy as np
 import pytest
 
+import running
 from jaxpt.cli import main
 from jaxpt.lab import checkpoint, prompts, store, tokenizer
 from jaxpt.lab.errors import RunFailed, UserError
@@ -196,12 +196,10 @@ def words_of(place, method, steps=12):
             "--steps", str(steps), "--learning-rate", "1e-2", *(more if method == "grpo" else ["--method", method])]
 
 
-def start(words, out, **more):
-    env = {**os.environ, **more, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-           "JAXPT_CACHE": jax.config.jax_compilation_cache_dir}
-    code = "import sys; from jaxpt.cli import main; sys.exit(main())"
-    return subprocess.Popen([sys.executable, "-c", code, *words, "--out", str(out)], env=env, text=True,
-                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def start(words, out, **variables):
+    """Nobody reads what it says."""
+    variables["JAXPT_CACHE"] = jax.config.jax_compilation_cache_dir
+    return running.start(words, out, variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def same(a, b):

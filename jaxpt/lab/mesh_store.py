@@ -35,8 +35,8 @@ def load_state(folder: str | Path, like: Any, mesh: Mesh) -> Any:
     target = jax.tree.map(lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), bare, shardings(bare, mesh))
     with ocp.StandardCheckpointer() as checkpointer:
         try:
-            stored = checkpointer.metadata(folder).item_metadata
-            _check_same(folder, _arrays(getattr(stored, "tree", stored)), _arrays(bare))
+            stored = checkpointer.metadata(folder).item_metadata  # None where Orbax cannot make sense of it
+            _check_same(folder, _arrays(getattr(stored, "tree", None)), _arrays(bare))
             found = checkpointer.restore(folder, target)
         except (ValueError, OSError) as error:
             raise UserError(_damaged(folder, str(error).strip().partition("\n")[0][:200])) from error
